@@ -63,7 +63,7 @@ def fingerprint():
     code = hashlib.sha256()
     for header in sorted((include / "tarn").rglob("*.hpp")):
         if header.name != "version.hpp":
-            text = re.sub(r'//[^\n]*|("(?:[^"\\\n]|\\.)*")', r"\1", header.read_text())
+            text = re.sub(r"""//[^\n]*|("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)')""", r"\1", header.read_text())
             code.update("".join(text.split()).encode())
     return code.hexdigest()[:8]
 

@@ -16,7 +16,8 @@ std::string from_environment(char const* name) {
   return value == nullptr ? std::string() : std::string(value);
 }
 
-/// Returns the version of the kernel module, if available: "NVRM version: NVIDIA UNIX x86_64 Kernel Module 580.1 ...".
+/// Returns the version of the kernel module, if available: "NVRM version: NVIDIA UNIX x86_64 Kernel Module
+/// 580.1 ...".
 std::string driver_of_kernel() {
   std::ifstream file("/proc/driver/nvidia/version");
   for (std::string word; file >> word;) {

@@ -16,8 +16,8 @@
 
 namespace tarn::bench {
 
-/// Measures on the GPU, prints each figure, and appends it to the file `json` unless that is empty. Returns the program's exit
-/// status: 0, or 2 with a message on std::cerr.
+/// Measures on the GPU, prints each figure, and appends it to the file `json` unless that is empty. Returns
+/// the program's exit status: 0, or 2 with a message on std::cerr.
 ///
 /// @param measure  gets a figure_handler
 template <class Measure>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_frontier FILE...: the effect of the handle size and of the slack over the peak: utilisation against the driver's
-// modelled milliseconds, for each trace, on the simulated device. The pool's defaults were chosen from its output.
+// tarn_frontier FILE...: the effect of the handle size and of the slack over the peak: utilisation against
+// the driver's modelled milliseconds, for each trace, on the simulated device. The pool's defaults were
+// chosen from its output.
 
 #include <cstdint>
 #include <cstdio>

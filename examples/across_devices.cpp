@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One array over three GPUs: a pool on each, parts by share, pieces copied between devices, the result gathered. Uses the GPUs that
-// there are; simulated ones with TARN_SIM_DEVICES=3 in the environment.
+// One array over three GPUs: a pool on each, parts by share, pieces copied between devices, the result
+// gathered. Uses the GPUs that there are; simulated ones with TARN_SIM_DEVICES=3 in the environment.
 
 #include <tarn/tarn.hpp>
 #include <tarn/transfer.hpp>
@@ -12,8 +12,9 @@
 #include <vector>
 
 int main() {
-  // One pool for each device, made at its first use. Pools over `tarn::cuda_pages{device} | tarn::accessible_from(devices)` let
-  // the kernels of one device use the memory of another in place, where a path between the devices allows it.
+  // One pool for each device, made at its first use. Pools over `tarn::cuda_pages{device} |
+  // tarn::accessible_from(devices)` let the kernels of one device use the memory of another in place, where a
+  // path between the devices allows it.
   tarn::per_device<tarn::device_pool> pools;
   std::vector<tarn::device_id> devices;  // a program for CUDA alone asks cudaGetDeviceCount
   try {

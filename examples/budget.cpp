@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The position of a limit is its meaning: over a pool it bounds live bytes, under it reserved bytes. budget_scope lowers it
-// temporarily.
+// The position of a limit is its meaning: over a pool it bounds live bytes, under it reserved bytes.
+// budget_scope lowers it temporarily.
 
 #include <tarn/tarn.hpp>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data-parallel training: the network of train.cpp on several GPUs, each with a part of every batch. NCCL sums the gradients in the
-// pools' own buffers, which are registered with it once; so each block lies in one physical handle.
+// Data-parallel training: the network of train.cpp on several GPUs, each with a part of every batch. NCCL
+// sums the gradients in the pools' own buffers, which are registered with it once; so each block lies in one
+// physical handle.
 //
 //   data_parallel                      one process with all its GPUs; simulated ones with TARN_SIM_DEVICES=4 in the environment
 //   mpirun -n 4 data_parallel_mpi      one process for each GPU; NCCL's id travels by MPI. Other machines: mpirun --hostfile FILE
@@ -279,7 +280,8 @@ outcome train(std::vector<tarn::device_id> const& devices, processes const& all)
   return out;
 }
 
-/// The devices that a process trains on: all, or one where there are several processes. Each process simulates devices of its own.
+/// The devices that a process trains on: all, or one where there are several processes. Each process
+/// simulates devices of its own.
 std::vector<tarn::device_id> devices_for(processes const& all) {
   std::vector<tarn::device_id> devices;  // a program for CUDA alone asks cudaGetDeviceCount
   try {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offload: elements that the next phase does not need are kept in pinned host memory. Prints the peak with and without, and
-// what was restored.
+// Offload: elements that the next phase does not need are kept in pinned host memory. Prints the peak with
+// and without, and what was restored.
 
 #include <tarn/tarn.hpp>
 #include <tarn/transfer.hpp>

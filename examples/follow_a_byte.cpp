@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which part of the pool serves an allocation, cold and warm. Each line is derived from what the pool counts: the handles that
-// the driver created and mapped, and the free ranges, which all threads share. A call that changes none of them was served by
-// the calling thread's cache.
+// Which part of the pool serves an allocation, cold and warm. Each line is derived from what the pool counts:
+// the handles that the driver created and mapped, and the free ranges, which all threads share. A call that
+// changes none of them was served by the calling thread's cache.
 
 #include <tarn/tarn.hpp>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several users of one card: a pool that leaves memory to others, and two pools that get what the other caches.
+// Several users of one card: a pool that leaves memory to others, and two pools that get what the other
+// caches.
 
 #include <tarn/tarn.hpp>
 #include <tarn/transfer.hpp>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A class that owns device memory. It can be moved, resized and kept in a std::vector; layers.cpp uses it, layer_test.cpp tests it.
+// A class that owns device memory. It can be moved, resized and kept in a std::vector; layers.cpp uses it,
+// layer_test.cpp tests it.
 
 #include <tarn/tarn.hpp>
 
@@ -8,8 +9,9 @@
 #include <span>
 #include <vector>
 
-/// A dense layer: a row of weights and a bias for each output. Freed in the order of its stream. Moves take the memory over and
-/// never throw. It cannot be copied, since device_buffer makes copies of device memory explicit.
+/// A dense layer: a row of weights and a bias for each output. Freed in the order of its stream. Moves take
+/// the memory over and never throw. It cannot be copied, since device_buffer makes copies of device memory
+/// explicit.
 class layer {
  public:
   /// All weights are 0. @throws tarn::out_of_memory  nothing is held

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unit tests of a class that owns device memory, on the simulated device: no GPU is needed. With Catch2 3, include
-// <catch2/catch_all.hpp> and link Catch2Main.
+// Unit tests of a class that owns device memory, on the simulated device: no GPU is needed. With Catch2 3,
+// include <catch2/catch_all.hpp> and link Catch2Main.
 //   g++ -std=c++20 -DTARN_NO_CUDA -I include -include tarn/sim.hpp examples/layer_test.cpp -o layer_test -ldl -pthread
 
 #define CATCH_CONFIG_MAIN

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects that own device memory in a std::vector: they are moved when it grows, and the memory stays where it is.
+// Objects that own device memory in a std::vector: they are moved when it grows, and the memory stays where
+// it is.
 
 #include "layer.hpp"
 

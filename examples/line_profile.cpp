@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each line does to memory, as a line profiler prints it: marks around expressions and for the rest of a block, then a
-// table.
+// What each line does to memory, as a line profiler prints it: marks around expressions and for the rest of a
+// block, then a table.
 
 #include <tarn/diagnostics.hpp>
 #include <tarn/tarn.hpp>

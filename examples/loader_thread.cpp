@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A loader thread of your own: it copies batches to the device on its stream, and the main thread computes on another.
+// A loader thread of your own: it copies batches to the device on its stream, and the main thread computes on
+// another.
 
 #include <tarn/tarn.hpp>
 

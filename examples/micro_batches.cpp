@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient accumulation within a budget: a batch too large for the device is processed in even parts that fit the free memory.
-// Each part counts by its weight, so the result is the gradient of the whole batch.
+// Gradient accumulation within a budget: a batch too large for the device is processed in even parts that fit
+// the free memory. Each part counts by its weight, so the result is the gradient of the whole batch.
 
 #include <tarn/tarn.hpp>
 #include <tarn/transfer.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The largest batch that works: with_oom_retry halves the size while memory runs out, and can search upward. It decides by the
-// type of the exception, and clears the pool's cache before each further try.
+// The largest batch that works: with_oom_retry halves the size while memory runs out, and can search upward.
+// It decides by the type of the exception, and clears the pool's cache before each further try.
 
 #include <tarn/tarn.hpp>
 #include <tarn/transfer.hpp>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A user-defined source in 15 lines: host memory that child processes share, from mmap. A source of blocks defines how a block is
-// taken and given back; block_source adds alignment, errors and the stream-ordered calls.
+// A user-defined source in 15 lines: host memory that child processes share, from mmap. A source of blocks
+// defines how a block is taken and given back; block_source adds alignment, errors and the stream-ordered
+// calls.
 
 #include <sys/mman.h>
 #include <sys/wait.h>

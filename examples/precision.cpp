@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights stored in every precision: their size, and their distance from the original numbers. The pool's own figures show when
-// both copies exist. On CUDA it is compiled by nvcc, since it converts in a kernel.
+// Weights stored in every precision: their size, and their distance from the original numbers. The pool's own
+// figures show when both copies exist. On CUDA it is compiled by nvcc, since it converts in a kernel.
 
 #include <tarn/tarn.hpp>
 #include <tarn/transfer.hpp>

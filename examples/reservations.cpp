@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen tasks on one card, whose peaks add up to three times its memory: each starts when its own peak fits, and none runs out.
+// Sixteen tasks on one card, whose peaks add up to three times its memory: each starts when its own peak
+// fits, and none runs out.
 
 #include <tarn/transfer.hpp>
 
@@ -39,7 +40,8 @@ int main() {
   std::cout << finished << " of " << tasks << " tasks finished, " << within_peak << " within their peak\n";
   std::cout << "reserved at the end: " << memory->used() << " bytes\n";
 
-  // What a task needs is the peak of an earlier run, here with room to spare; a task past its peak gives the rest back.
+  // What a task needs is the peak of an earlier run, here with room to spare; a task past its peak gives the
+  // rest back.
   auto trial = tarn::reserve(memory, memory->limit());
   { auto const buffer = tarn::make_device_buffer<float>(trial.resource(), 1 << 20, tarn::stream_ref{}); }
   std::cout << "a trial run used " << trial.peak() << " bytes\n";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block of a pool in a second process: exported by file descriptors over a Unix socket, imported, changed, and handed back.
-// Simulated devices share memory with TARN_SIM_SHARING=descriptors in the environment.
+// A block of a pool in a second process: exported by file descriptors over a Unix socket, imported, changed,
+// and handed back. Simulated devices share memory with TARN_SIM_SHARING=descriptors in the environment.
 
 #include <sys/socket.h>
 #include <sys/wait.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sleep() and wake(): a trainer and a server in one process take turns with most of the card. Each keeps its addresses, and the
-// weights keep their contents; working memory is discarded.
+// sleep() and wake(): a trainer and a server in one process take turns with most of the card. Each keeps its
+// addresses, and the weights keep their contents; working memory is discarded.
 
 #include <tarn/tarn.hpp>
 #include <tarn/transfer.hpp>
@@ -14,7 +14,8 @@ using namespace tarn::literals;
 
 constexpr std::size_t weight_count = 1'000'000;
 
-/// Weights and working memory in pools of their own, so that they can sleep in different ways and be woken one after another.
+/// Weights and working memory in pools of their own, so that they can sleep in different ways and be woken
+/// one after another.
 struct program {
   std::string name;
   tarn::device_pool weights_pool;

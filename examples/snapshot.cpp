@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A snapshot: what a pool holds, by name, and its history. Written for PyTorch's memory_viz (drop the .pickle on
-// pytorch.org/memory_viz), for Perfetto (ui.perfetto.dev) and as JSON; also read directly here.
+// A snapshot: what a pool holds, by name, and its history. Written for PyTorch's memory_viz (drop the .pickle
+// on pytorch.org/memory_viz), for Perfetto (ui.perfetto.dev) and as JSON; also read directly here.
 //
 //   ./snapshot [FOLDER]      FOLDER keeps the files
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A source with state: host memory that lies in files of a folder, for more of it than there is RAM. The calls that take and give a
-// block are const members, which read the state. Sources of one type free each other's blocks; if yours cannot, keep the state in a
-// member `options` that has an operator ==.
+// A source with state: host memory that lies in files of a folder, for more of it than there is RAM. The
+// calls that take and give a block are const members, which read the state. Sources of one type free each
+// other's blocks; if yours cannot, keep the state in a member `options` that has an operator ==.
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data larger than the device is streamed through it in batches, from memory, a file or a generator; results are copied back in
-// batches, here to a file. While the device works on one batch, the next ones are filled and copied.
+// Data larger than the device is streamed through it in batches, from memory, a file or a generator; results
+// are copied back in batches, here to a file. While the device works on one batch, the next ones are filled
+// and copied.
 
 #include <tarn/tarn.hpp>
 #include <tarn/transfer.hpp>
@@ -24,8 +25,8 @@ int main() {
   std::iota(values.begin(), values.end(), 0.0F);
   auto result = tarn::make_device_buffer<float>(pool, values.size(), stream);
 
-  // The body enqueues its work on `stream`; here it copies each batch to its part of the result. A kernel launch works the
-  // same way.
+  // The body enqueues its work on `stream`; here it copies each batch to its part of the result. A kernel
+  // launch works the same way.
   auto const keep = [&](auto const& batch) {
     tarn::copy(pool.driver(), batch.span(), result.span().subspan(batch.offset(), batch.size()), stream);
   };

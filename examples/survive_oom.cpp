@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recovery from out of memory: a handler frees memory and the request is retried; what still does not fit comes from another
-// resource.
+// Recovery from out of memory: a handler frees memory and the request is retried; what still does not fit
+// comes from another resource.
 
 #include <tarn/tarn.hpp>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A memory report as a page for any browser: memory over time, the composition of the peak, the map of addresses.
+// A memory report as a page for any browser: memory over time, the composition of the peak, the map of
+// addresses.
 
 #include <tarn/diagnostics.hpp>
 #include <tarn/tarn.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training in less memory: a small network learns digits that the program draws, and the peak is printed with each technique
-// off and on, beside the resulting loss and accuracy.
+// Training in less memory: a small network learns digits that the program draws, and the peak is printed with
+// each technique off and on, beside the resulting loss and accuracy.
 
 #include <tarn/tarn.hpp>
 #include <tarn/transfer.hpp>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The network of train.cpp and data_parallel.cpp: digits that the program draws, kernels, and layers whose memory is a pool's. On CUDA
-// it is compiled by nvcc; on the simulated device the same kernels are plain loops.
+// The network of train.cpp and data_parallel.cpp: digits that the program draws, kernels, and layers whose
+// memory is a pool's. On CUDA it is compiled by nvcc; on the simulated device the same kernels are plain
+// loops.
 
 #include <array>
 #include <cmath>
@@ -186,7 +187,8 @@ struct processor {
   Driver driver;
   tarn::stream_ref stream;
 
-  /// Runs a kernel for 0 .. n-1. `touched` lists what it reads and writes: the simulated device checks these accesses.
+  /// Runs a kernel for 0 .. n-1. `touched` lists what it reads and writes: the simulated device checks these
+  /// accesses.
   template <class Kernel>
   void each(std::size_t n, std::initializer_list<tarn::sim_access> touched, Kernel kernel) const {
     if constexpr (std::is_same_v<Driver, tarn::sim_driver>) {
@@ -275,7 +277,8 @@ class network {
     add_gradients(batch, batch.size());
     update_weights();
   }
-  /// Adds the gradients of samples that are a part of a batch of `whole` samples; in as many parts as the budget requires.
+  /// Adds the gradients of samples that are a part of a batch of `whole` samples; in as many parts as the
+  /// budget requires.
   void add_gradients(std::span<sample const> samples, std::size_t whole) {
     for (tarn::micro_batch const part :
          tarn::micro_batches(samples.size(), bytes_per_sample(), how_.budget)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accounts for what nvidia-smi shows for a model of 0.0004 MiB: on a GPU most of it is the context, which the simulated device
-// does not have.
+// Accounts for what nvidia-smi shows for a model of 0.0004 MiB: on a GPU most of it is the context, which the
+// simulated device does not have.
 
 #include <tarn/diagnostics.hpp>
 #include <tarn/tarn.hpp>

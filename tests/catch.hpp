@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Catch2 in the version that the build found: 2 (Debian 12, Ubuntu 22.04) or 3 (later ones). Tests include this and
-// nothing of Catch itself.
+// Catch2 in the version that the build found: 2 (Debian 12, Ubuntu 22.04) or 3 (later ones). Tests include
+// this and nothing of Catch itself.
 
 #if !defined(TARN_CATCH2)
 #if __has_include(<catch2/catch.hpp>)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one main() of the tests; Catch2 3 brings its own. After each test, what the process shares must be as before it: a capture
-// that a test leaves open would change what pools do in all later tests.
+// The one main() of the tests; Catch2 3 brings its own. After each test, what the process shares must be as
+// before it: a capture that a test leaves open would change what pools do in all later tests.
 
 #if TARN_CATCH2 == 2
 #define CATCH_CONFIG_MAIN

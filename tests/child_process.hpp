@@ -8,8 +8,8 @@
 
 namespace tarn {
 
-/// Runs `act` in a child, for at most 20 seconds. Returns the child's exit status: 0 if `act` returned true, 1 if it returned false
-/// or threw, -1 if the child did not exit.
+/// Runs `act` in a child, for at most 20 seconds. Returns the child's exit status: 0 if `act` returned true,
+/// 1 if it returned false or threw, -1 if the child did not exit.
 template <class Act>
 int child_of(Act const& act) {
   pid_t const pid = ::fork();

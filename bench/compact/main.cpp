@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_compact [TRACE...]: what compact() gives back, beside what trim() does: on checkerboards of blocks of which half are free, and
-// on each trace, stopped after its peak where the fewest bytes are live.
+// tarn_compact [TRACE...]: what compact() gives back, beside what trim() does: on checkerboards of blocks of
+// which half are free, and on each trace, stopped after its peak where the fewest bytes are live.
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -70,8 +70,8 @@ figures compacted(std::string work, Memory const& memory) {
   return f;
 }
 
-/// Blocks of sizes at random, of which every other one is freed. A free block below 2 MiB contains no whole granule, so that
-/// compact() can give nothing back; one from 4 MiB on always does.
+/// Blocks of sizes at random, of which every other one is freed. A free block below 2 MiB contains no whole
+/// granule, so that compact() can give nothing back; one from 4 MiB on always does.
 template <class Source>
 figures of_checkerboard(Source const& source, std::size_t count, std::size_t least, std::size_t most) {
   auto memory = source | pooled{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_convert: how fast elements are converted on a GPU, compared with a copy of the same bytes, and how fast they are copied
-// between two GPUs. Exits with 77 if there is no device.
+// tarn_convert: how fast elements are converted on a GPU, compared with a copy of the same bytes, and how
+// fast they are copied between two GPUs. Exits with 77 if there is no device.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>

@@ -58,7 +58,8 @@ rate rate_of(std::vector<double> seconds, double bytes) {
   return {gigabytes(seconds[seconds.size() / 2]), gigabytes(seconds.front()), gigabytes(seconds.back())};
 }
 
-/// Times own and other alternately, so that both run at the same clocks; the first round of each is discarded.
+/// Times own and other alternately, so that both run at the same clocks; the first round of each is
+/// discarded.
 template <class Own, class Other>
 void compare(measured& row, effort const& e, stream_ref stream, Own const& own, Other const& other) {
   stop_watch watch(stream);
@@ -101,7 +102,8 @@ measured conversion(effort const& e, device_pool pool, stream_ref stream) {
   return row;
 }
 
-/// Copies from device 0 to device 1: tarn's copy between two pools, compared with CUDA's between two cudaMalloc blocks.
+/// Copies from device 0 to device 1: tarn's copy between two pools, compared with CUDA's between two
+/// cudaMalloc blocks.
 template <class Near, class Far>
 measured peer(char const* work, char const* reference, effort const& e, Near near, Far far) {
   measured row;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The measurements of tarn_convert: rates of conversions and of copies between devices, each with its reference.
+// The measurements of tarn_convert: rates of conversions and of copies between devices, each with its
+// reference.
 
 #include <cstddef>
 #include <string>
@@ -8,8 +9,8 @@
 
 namespace tarn::bench {
 
-/// GB/s, 10^9 bytes. Counts bytes read and written for a conversion or a copy on one device, bytes copied for a copy between
-/// devices. The median of the repetitions, and their range.
+/// GB/s, 10^9 bytes. Counts bytes read and written for a conversion or a copy on one device, bytes copied for
+/// a copy between devices. The median of the repetitions, and their range.
 struct rate {
   double median = 0;
   double best = 0;

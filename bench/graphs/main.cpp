@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_graphs: what it costs to capture CUDA graphs with a pool, and what they hold. CLI11 for arguments, as in the other benchmarks.
+// tarn_graphs: what it costs to capture CUDA graphs with a pool, and what they hold. CLI11 for arguments, as
+// in the other benchmarks.
 
 #include <CLI/CLI.hpp>
 #include <string>

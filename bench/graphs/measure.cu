@@ -51,8 +51,8 @@ void step(Memory& memory, tarn::stream const& s, float* data, unsigned nodes, st
     }
   }
 }
-/// The same for the layers of a network, four temporaries each: a layer repeats the sizes of the one before, and its output lives
-/// until the next one has its own.
+/// The same for the layers of a network, four temporaries each: a layer repeats the sizes of the one before,
+/// and its output lives until the next one has its own.
 template <class Memory>
 void layers(Memory& memory, tarn::stream const& s, float* data, unsigned nodes, std::size_t batch) {
   std::size_t const width = batch * 1024;

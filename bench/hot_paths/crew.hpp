@@ -44,7 +44,8 @@ class crew {
   crew(crew const&) = delete;
   crew& operator=(crew const&) = delete;
 
-  /// Runs one batch in all threads at once; returns the mean seconds per thread. Rethrows an exception of a thread.
+  /// Runs one batch in all threads at once; returns the mean seconds per thread. Rethrows an exception of a
+  /// thread.
   double run() {
     done_.store(0, std::memory_order_relaxed);
     batch_.fetch_add(1, std::memory_order_release);

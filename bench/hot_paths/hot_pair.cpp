@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_hot_pair POOL BYTES PAIRS: allocates and frees one block repeatedly, and nothing else; instructions.sh counts its
-// instructions.
+// tarn_hot_pair POOL BYTES PAIRS: allocates and frees one block repeatedly, and nothing else; instructions.sh
+// counts its instructions.
 
 #include <cstdlib>
 #include <iostream>

@@ -13,8 +13,8 @@
 
 namespace tarn::bench {
 
-/// The simulated driver, which answers at once that no stream is captured: the instructions of a pair are then tarn's. Which streams
-/// exist is looked up as in cuda_driver.
+/// The simulated driver, which answers at once that no stream is captured: the instructions of a pair are
+/// then tarn's. Which streams exist is looked up as in cuda_driver.
 class idle_driver : public sim_marking_driver {
  public:
   using sim_marking_driver::sim_marking_driver;
@@ -54,8 +54,8 @@ bool run_if(std::string_view name, counts n) {
   return true;
 }
 
-/// In a separate translation unit: one more caller of the same functions would change the compiler's inlining decisions
-/// elsewhere.
+/// In a separate translation unit: one more caller of the same functions would change the compiler's inlining
+/// decisions elsewhere.
 bool run_if_watched(std::string_view name, counts n);
 
 }  // namespace tarn::bench

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_hot_paths: the host time of an allocate+free pair, for tarn and its peers in the same run. It runs work by work, so that
-// the pools of one row are timed within seconds of each other. It does not use Google Benchmark, which fills a window anew for
-// each repetition and estimate.
+// tarn_hot_paths: the host time of an allocate+free pair, for tarn and its peers in the same run. It runs
+// work by work, so that the pools of one row are timed within seconds of each other. It does not use Google
+// Benchmark, which fills a window anew for each repetition and estimate.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pools of tarn_hot_paths_torch. A separate program, since a process has one configuration of PyTorch's allocator.
+// The pools of tarn_hot_paths_torch. A separate program, since a process has one configuration of PyTorch's
+// allocator.
 #include "hot_paths/works.hpp"
 #include "peers/torch.hpp"
 

@@ -32,8 +32,8 @@ struct spread {
   std::uint64_t pairs = 0;  ///< per batch
 };
 
-/// Durations of single operations, nanoseconds, minus the clock's own cost. Each quantile is the median of the batches'
-/// quantiles; the longest is over all batches.
+/// Durations of single operations, nanoseconds, minus the clock's own cost. Each quantile is the median of
+/// the batches' quantiles; the longest is over all batches.
 struct tail {
   double p50 = 0;
   double p99 = 0;

@@ -74,7 +74,8 @@ template <class Pair>
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// The finest clock of the machine: the time-stamp counter, fenced against reordering; the steady clock where there is none.
+/// The finest clock of the machine: the time-stamp counter, fenced against reordering; the steady clock where
+/// there is none.
 struct tick_clock {
   double ns_per_tick = 1;
   double own_ticks = 0;  ///< between two consecutive readings, median

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A window of live blocks and its replacements, generated before the clock starts: random sizes and positions, the same for
-// every pool.
+// A window of live blocks and its replacements, generated before the clock starts: random sizes and
+// positions, the same for every pool.
 
 #include <cmath>
 #include <cstddef>
@@ -59,7 +59,8 @@ class window {
   window(window const&) = delete;
   window& operator=(window const&) = delete;
 
-  /// Runs once through all replacements, or as far as time allows, so that later steps find the pool in its steady state.
+  /// Runs once through all replacements, or as far as time allows, so that later steps find the pool in its
+  /// steady state.
   void warm(deadline const& until) {
     for (std::size_t i = 0; i < list_.size() && (i % 256 != 0 || !until.over()); ++i) step();
   }

@@ -151,7 +151,8 @@ void tails(plan const& p, row& r) {
   r.clock_ns = clock.own_ticks * clock.ns_per_tick;
 }
 
-/// Times batches of a crew, each thread doing `pairs` pairs; before that, a call for 0 pairs, in which each may warm up.
+/// Times batches of a crew, each thread doing `pairs` pairs; before that, a call for 0 pairs, in which each
+/// may warm up.
 template <class Pairs>
 [[nodiscard]] spread time_crew(plan const& p, std::size_t count, Pairs&& pairs_of_thread) {
   std::uint64_t pairs = 0;

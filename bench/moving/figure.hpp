@@ -9,7 +9,8 @@
 
 namespace tarn::bench {
 
-/// One figure. `value` is in `unit`: "GB/s" (10^9 bytes), "ms/GiB", "ns" per pair, "times" another figure, "bytes".
+/// One figure. `value` is in `unit`: "GB/s" (10^9 bytes), "ms/GiB", "ns" per pair, "times" another figure,
+/// "bytes".
 struct figure {
   std::string work;    ///< "to the device", "to the host", "pin", ...
   std::string way;     ///< "pinned, stream_batches"

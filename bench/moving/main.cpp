@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_moving: how fast memory moves between host and device in batches, compared with plain copies of pinned memory in the
-// same run, and the cost of pinning. CLI11 for arguments, nlohmann-json for quoting, as in the other benchmarks.
+// tarn_moving: how fast memory moves between host and device in batches, compared with plain copies of pinned
+// memory in the same run, and the cost of pinning. CLI11 for arguments, nlohmann-json for quoting, as in the
+// other benchmarks.
 
 #include <CLI/CLI.hpp>
 #include <exception>

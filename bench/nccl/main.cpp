@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_nccl: bus bandwidth of NCCL's collectives on a pool's memory, compared with ncclMemAlloc's in the same run. Needs two GPUs.
-// CLI11 for arguments, as in the other benchmarks.
+// tarn_nccl: bus bandwidth of NCCL's collectives on a pool's memory, compared with ncclMemAlloc's in the same
+// run. Needs two GPUs. CLI11 for arguments, as in the other benchmarks.
 
 #include <CLI/CLI.hpp>
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention_cache: sequences whose keys and values are concatenated with one row at each step, as a cache without paging
-// does: a block one row longer is allocated, then the old one is freed.
+// attention_cache: sequences whose keys and values are concatenated with one row at each step, as a cache
+// without paging does: a block one row longer is allocated, then the old one is freed.
 
 #include <array>
 #include <cstdint>

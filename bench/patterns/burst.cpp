@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// burst: much memory in use for a while, then little, again and again. Each burst has its own amount and its own sizes; a few
-// of its blocks live until the next one.
+// burst: much memory in use for a while, then little, again and again. Each burst has its own amount and its
+// own sizes; a few of its blocks live until the next one.
 
 #include <cstdint>
 #include <vector>

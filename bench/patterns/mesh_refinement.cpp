@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// mesh_refinement: levels of boxes whose sides grow by a few cells at each regrid. A level is rebuilt as a whole: all new boxes
-// are allocated before the old ones are freed. Between regrids each box needs the fluxes through its faces.
+// mesh_refinement: levels of boxes whose sides grow by a few cells at each regrid. A level is rebuilt as a
+// whole: all new boxes are allocated before the old ones are freed. Between regrids each box needs the fluxes
+// through its faces.
 
 #include <array>
 #include <cstdint>
@@ -63,8 +64,8 @@ class mesh {
     return trace_.allocate(cells * bytes_of_cell, 0);
   }
 
-  /// Grows every box, splits those that are too long, and coarsens random ones while there are half as many again as at the
-  /// start.
+  /// Grows every box, splits those that are too long, and coarsens random ones while there are half as many
+  /// again as at the start.
   void regrid(level& old, std::size_t at_start) {
     level grown;
     for (box b : old) {

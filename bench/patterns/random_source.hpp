@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// random_source: random integers from a seed, the same with every standard library; the distributions of <random> differ.
+// random_source: random integers from a seed, the same with every standard library; the distributions of
+// <random> differ.
 
 #include <cstddef>
 #include <cstdint>

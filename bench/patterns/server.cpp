@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// server: requests of random length arrive and end. A request reserves the cache of all its tokens; its prefill needs
-// temporaries as long as its prompt, each later step small ones for all requests together.
+// server: requests of random length arrive and end. A request reserves the cache of all its tokens; its
+// prefill needs temporaries as long as its prompt, each later step small ones for all requests together.
 
 #include <cstdint>
 #include <utility>

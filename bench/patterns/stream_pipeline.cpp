@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// streams:N: a pipeline of N stages, each on a stream of its own. A batch of blocks moves from stage to stage: for each block
-// the stage's stream allocates an output of the same size, then the previous stage's stream frees the input. Memory must follow
-// the batch from stream to stream; a pool that keeps it for the stream that freed it holds it N times.
+// streams:N: a pipeline of N stages, each on a stream of its own. A batch of blocks moves from stage to
+// stage: for each block the stage's stream allocates an output of the same size, then the previous stage's
+// stream frees the input. Memory must follow the batch from stream to stream; a pool that keeps it for the
+// stream that freed it holds it N times.
 
 #include <algorithm>
 #include <cstdint>
@@ -53,7 +54,8 @@ class pipeline {
 
   std::uint64_t new_size() { return random_.log_between(smallest_block, block_octaves); }
 
-  /// Moves a batch to the next stage, block by block. The last stage is followed by the first with a batch of new sizes.
+  /// Moves a batch to the next stage, block by block. The last stage is followed by the first with a batch of
+  /// new sizes.
   void advance(batch& all) {
     all.stage = static_cast<std::uint16_t>((all.stage + 1U) % stages_);
     for (trace_block& b : all.blocks) {

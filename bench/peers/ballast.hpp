@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// ballast: makes a large GPU small by allocating all but a given amount of its memory. Allocators have no common way to set a
-// limit, but this one works for all of them.
+// ballast: makes a large GPU small by allocating all but a given amount of its memory. Allocators have no
+// common way to set a limit, but this one works for all of them.
 
 #include <cstdint>
 #include <vector>
@@ -12,7 +12,8 @@ namespace tarn::bench {
 class ballast {
  public:
   /// @param leave  bytes to leave free; 0: allocates nothing
-  /// @throws std::runtime_error  the device does not have that much free memory, or the rest cannot be allocated
+  /// @throws std::runtime_error  the device does not have that much free memory, or the rest cannot be
+  /// allocated
   explicit ballast(std::uint64_t leave);
   ~ballast();
   ballast(ballast const&) = delete;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// CCCL's cuda::device_memory_pool. CUDA 13.0's CCCL 3.0.1 does not have it; the CCCL 3.5 that RMM 26.10 brings has.
+// CCCL's cuda::device_memory_pool. CUDA 13.0's CCCL 3.0.1 does not have it; the CCCL 3.5 that RMM 26.10
+// brings has.
 
 #include <cuda_runtime_api.h>
 
@@ -14,8 +15,8 @@
 
 namespace tarn::bench {
 
-/// cuda::device_memory_pool with its default properties: no initial size, and memory is never released before its end. It calls
-/// the driver's entry points directly, so that its calls cannot be counted.
+/// cuda::device_memory_pool with its default properties: no initial size, and memory is never released before
+/// its end. It calls the driver's entry points directly, so that its calls cannot be counted.
 class cccl_peer {
  public:
   static constexpr std::string_view name = "cccl";

@@ -15,8 +15,8 @@ struct call_count {
   std::atomic<std::uint64_t> made{0};
 };
 
-/// `Driver` with a count of the calls that allocate, free, map, order or query the device. Not counted, as for the peers: calls
-/// that never leave the process (device, identify, is_capturing).
+/// `Driver` with a count of the calls that allocate, free, map, order or query the device. Not counted, as
+/// for the peers: calls that never leave the process (device, identify, is_capturing).
 template <class Driver>
 class counted_driver : public Driver {
  public:

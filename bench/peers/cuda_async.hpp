@@ -14,8 +14,8 @@
 
 namespace tarn::bench {
 
-/// cudaMallocFromPoolAsync on a separate pool that never releases memory (maximum release threshold), the usual setting for
-/// speed. Each of its calls is a driver call.
+/// cudaMallocFromPoolAsync on a separate pool that never releases memory (maximum release threshold), the
+/// usual setting for speed. Each of its calls is a driver call.
 class cuda_async_peer {
  public:
   static constexpr std::string_view name = "cuda_async";

@@ -43,7 +43,8 @@ class counted_cuda_device : public cuda_device {
   call_count count_;
 };
 
-/// Either of them, with tarn's streams, which contain their identity. The pool asks at each deallocation whether they are captured.
+/// Either of them, with tarn's streams, which contain their identity. The pool asks at each deallocation
+/// whether they are captured.
 template <class Device>
 class with_known_streams : public Device {
  public:

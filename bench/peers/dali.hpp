@@ -11,8 +11,9 @@
 
 namespace tarn::bench {
 
-/// async_pool_resource over cuda_vm_resource, as DALI makes its default pool: it maps free physical blocks, of 64 MiB on large
-/// devices, where a request needs them. It calls the driver itself, so that its calls cannot be counted.
+/// async_pool_resource over cuda_vm_resource, as DALI makes its default pool: it maps free physical blocks,
+/// of 64 MiB on large devices, where a request needs them. It calls the driver itself, so that its calls
+/// cannot be counted.
 class dali_peer {
  public:
   static constexpr std::string_view name = "dali";

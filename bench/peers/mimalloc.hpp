@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Microsoft's mimalloc, if it is installed. Loaded at run time: if linked, it would replace malloc in the whole program, and
-// host_malloc would measure it as well.
+// Microsoft's mimalloc, if it is installed. Loaded at run time: if linked, it would replace malloc in the
+// whole program, and host_malloc would measure it as well.
 
 #include <dlfcn.h>
 

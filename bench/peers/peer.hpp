@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The interface that a memory pool must offer to be replayed and timed: one adapter per pool, one file per adapter, chosen at
-// compile time, so that only the pool itself is measured.
+// The interface that a memory pool must offer to be replayed and timed: one adapter per pool, one file per
+// adapter, chosen at compile time, so that only the pool itself is measured.
 
 #include <concepts>
 #include <cstddef>
@@ -43,8 +43,8 @@ struct usage {
   std::uint64_t driver_ns = 0;  ///< modelled nanoseconds of those calls; 0 where calls are real
 };
 
-/// An adapter. `stream` is an index below setup::streams. A refused request returns null or throws std::bad_alloc. Deallocation
-/// of null does nothing; deallocation passes the bytes of the allocation again.
+/// An adapter. `stream` is an index below setup::streams. A refused request returns null or throws
+/// std::bad_alloc. Deallocation of null does nothing; deallocation passes the bytes of the allocation again.
 template <class P>
 concept peer = std::constructible_from<P, setup const&> &&
                requires(P& pool, P const& seen, std::size_t stream, void* block, std::size_t bytes) {
@@ -63,26 +63,28 @@ template <class P>
   requires requires { P::thread_safe; }
 inline constexpr bool is_thread_safe<P> = P::thread_safe;
 
-/// False for an adapter that declares `pools = false`: it calls the driver for every block, or for most, and is timed with less
-/// work.
+/// False for an adapter that declares `pools = false`: it calls the driver for every block, or for most, and
+/// is timed with less work.
 template <class P>
 inline constexpr bool is_pool = true;
 template <class P>
   requires requires { P::pools; }
 inline constexpr bool is_pool<P> = P::pools;
 
-/// An adapter of a pool that holds a block back until its uses on other streams end. `stream` is the stream that used it.
+/// An adapter of a pool that holds a block back until its uses on other streams end. `stream` is the stream
+/// that used it.
 template <class P>
 concept records_uses = peer<P> && requires(P& pool, std::size_t stream, void* block, std::size_t bytes) {
   pool.record_stream(stream, block, bytes);
 };
 
-/// An adapter that gets its peak only from the system, which is too slow while timing: it is sampled in one more pass, which is
-/// not timed.
+/// An adapter that gets its peak only from the system, which is too slow while timing: it is sampled in one
+/// more pass, which is not timed.
 template <class P>
 concept sampled_peer = peer<P> && requires(P& pool) { pool.sample(); };
 
-/// An adapter that can reset usage::peak_reserved to what the pool holds now, so that each pass of a replay has its own peak.
+/// An adapter that can reset usage::peak_reserved to what the pool holds now, so that each pass of a replay
+/// has its own peak.
 template <class P>
 concept resets_peak = peer<P> && requires(P& pool) { pool.reset_peak(); };
 

@@ -18,7 +18,8 @@
 
 namespace tarn::bench {
 
-/// cudaMalloc with the interface of an RMM upstream: the calls come from this program, so that held bytes are counted.
+/// cudaMalloc with the interface of an RMM upstream: the calls come from this program, so that held bytes are
+/// counted.
 struct rmm_upstream {
   void* allocate_sync(std::size_t bytes, std::size_t = 256) {
     void* block = nullptr;
@@ -63,8 +64,8 @@ class rmm_allocator {
   Pool pool_;
 };
 
-/// Initial size of the pool. It has no maximum: with one, it takes half of what is left below it at its first growth; without,
-/// it doubles.
+/// Initial size of the pool. It has no maximum: with one, it takes half of what is left below it at its first
+/// growth; without, it doubles.
 inline constexpr std::size_t rmm_initial_bytes = std::size_t{256} << 20;
 
 /// Memory that the arena takes at the start and never exceeds; the default would be half of the free memory.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// simulated_device: a simulated GPU for one pool. It has address space only, so 140 GiB fit on any machine; its calls are
-// counted and given modelled costs.
+// simulated_device: a simulated GPU for one pool. It has address space only, so 140 GiB fit on any machine;
+// its calls are counted and given modelled costs.
 
 #include <cstdint>
 #include <vector>

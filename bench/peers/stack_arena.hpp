@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A stack of blocks over reserved address space, as llama.cpp's pool over virtual memory: blocks are placed one after the
-// other, and pages are mapped behind the last ones when the stack grows. Written for this bench from the description of that
-// pool, which requires frees in reverse order. Traces are not in that order: here a block that is freed below others keeps its
-// place, which cannot be used again until all blocks above it are freed.
+// A stack of blocks over reserved address space, as llama.cpp's pool over virtual memory: blocks are placed
+// one after the other, and pages are mapped behind the last ones when the stack grows. Written for this bench
+// from the description of that pool, which requires frees in reverse order. Traces are not in that order:
+// here a block that is freed below others keeps its place, which cannot be used again until all blocks above
+// it are freed.
 
 #include <algorithm>
 #include <cstddef>

@@ -76,7 +76,8 @@ struct with_exact_peaks {
   }
 };
 
-/// The default pool with a `with_history` layer: each block with its line, tag and time, and a ring of the latest calls.
+/// The default pool with a `with_history` layer: each block with its line, tag and time, and a ring of the
+/// latest calls.
 struct with_watching {
   static constexpr std::string_view name = "tarn_watched";
   static constexpr std::string_view about = "pages | pooled | with_history, 100,000 events kept";

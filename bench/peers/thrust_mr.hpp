@@ -11,8 +11,8 @@
 
 namespace tarn::bench {
 
-/// disjoint_synchronized_pool_resource over cudaMalloc. Not stream-ordered: it may give memory to another stream before the
-/// first has finished with it, so its times are not those of a safe pool.
+/// disjoint_synchronized_pool_resource over cudaMalloc. Not stream-ordered: it may give memory to another
+/// stream before the first has finished with it, so its times are not those of a safe pool.
 class thrust_peer {
  public:
   static constexpr std::string_view name = "thrust_mr";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// PyTorch's caching allocator, called from C++. Its headers take long to compile, so only torch.cpp includes them.
+// PyTorch's caching allocator, called from C++. Its headers take long to compile, so only torch.cpp includes
+// them.
 
 #include <cstddef>
 #include <string_view>
@@ -10,9 +11,9 @@
 
 namespace tarn::bench {
 
-/// c10::cuda::CUDACachingAllocator. It reads its settings from the environment when the library is loaded, so each
-/// configuration needs a separate process. Driver calls are those that it counts itself: cudaMalloc, cudaFree, map and unmap,
-/// no events.
+/// c10::cuda::CUDACachingAllocator. It reads its settings from the environment when the library is loaded, so
+/// each configuration needs a separate process. Driver calls are those that it counts itself: cudaMalloc,
+/// cudaFree, map and unmap, no events.
 class torch_allocator {
  public:
   static constexpr place_of_memory where = place_of_memory::cuda;

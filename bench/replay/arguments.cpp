@@ -11,7 +11,8 @@ namespace {
 /// Limit up to which sums of sizes do not overflow: 2^60 bytes.
 constexpr std::uint64_t most_capacity = std::uint64_t{1} << 60;
 
-/// Accepts digits and a unit only: CLI11 also accepts a sign, wraps negative numbers, and accepts hexadecimals.
+/// Accepts digits and a unit only: CLI11 also accepts a sign, wraps negative numbers, and accepts
+/// hexadecimals.
 std::string is_a_size(std::string const& text) {
   std::size_t const unit = text.find_first_not_of("0123456789");
   bool const begins = !text.empty() && unit != 0;

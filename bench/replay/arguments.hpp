@@ -43,8 +43,8 @@ class usage_error : public std::runtime_error {
 /// Whether options of tarn's pools were given.
 [[nodiscard]] bool has_options(arguments const& a) noexcept;
 
-/// Parses the command line. Returns nullopt if help or an error was written to `out` or `err`; `status` is then the program's
-/// exit status, 0 or exit_bad_input.
+/// Parses the command line. Returns nullopt if help or an error was written to `out` or `err`; `status` is
+/// then the program's exit status, 0 or exit_bad_input.
 [[nodiscard]] std::optional<arguments> read_arguments(int argc, char const* const* argv, std::ostream& out,
                                                       std::ostream& err, int& status);
 

@@ -14,7 +14,8 @@
 
 namespace tarn::bench {
 
-/// Returns the options as C++ has them: "pooled{.largest_handle = 8_MiB}"; those that are the defaults are left out.
+/// Returns the options as C++ has them: "pooled{.largest_handle = 8_MiB}"; those that are the defaults are
+/// left out.
 [[nodiscard]] std::string to_text(pooled const& options);
 
 /// Returns the options to try, the defaults first.
@@ -27,12 +28,14 @@ struct choice {
   std::size_t fastest = 0;   ///< least time of the first pass, then least peak reserved
 };
 
-/// Nanoseconds per event of the first pass: modelled driver time on the simulated device, else host time, driver calls included.
+/// Nanoseconds per event of the first pass: modelled driver time on the simulated device, else host time,
+/// driver calls included.
 [[nodiscard]] double first_pass_ns(figures const& row) noexcept;
 
-/// Chooses among replays of one trace with different options; `rows[0]` has the defaults. Of the options that hold no more than the
-/// defaults and whose first pass takes at most a tenth longer, the tightest are recommended if they save 1 % of the memory, else the
-/// fastest if they save a tenth of the time, else the defaults. A replay with refused requests is not chosen; nullopt if all have some.
+/// Chooses among replays of one trace with different options; `rows[0]` has the defaults. Of the options that
+/// hold no more than the defaults and whose first pass takes at most a tenth longer, the tightest are
+/// recommended if they save 1 % of the memory, else the fastest if they save a tenth of the time, else the
+/// defaults. A replay with refused requests is not chosen; nullopt if all have some.
 [[nodiscard]] std::optional<choice> choose_options(std::span<figures const> rows);
 
 /// Prints the choice with its figures, the recommendation first.

@@ -22,7 +22,8 @@ namespace detail {
 
 using tarn::detail::held_memory;
 
-/// Adds one free range: the handles that lie in it, and the stretches between them. `held` is sorted by address.
+/// Adds one free range: the handles that lie in it, and the stretches between them. `held` is sorted by
+/// address.
 inline void add_free_range(waste_moment& m, tarn::detail::range const& free,
                            std::vector<held_memory> const& held) {
   auto const before = [](std::uintptr_t at, held_memory const& h) { return at < h.address; };
@@ -139,9 +140,9 @@ class live_blocks {
 
 }  // namespace detail
 
-/// Replays `t` `passes` times on one new pool. The pool is described whenever it reserves more than ever before, so the last
-/// description is that of the peak, also where a second replay would take another course (on a GPU). A refused request is counted,
-/// and the replay continues without it.
+/// Replays `t` `passes` times on one new pool. The pool is described whenever it reserves more than ever
+/// before, so the last description is that of the peak, also where a second replay would take another course
+/// (on a GPU). A refused request is counted, and the replay continues without it.
 /// @throws waste_error  the parts do not add up
 template <inspected_peer P>
 [[nodiscard]] waste find_waste(trace const& t, setup made_for, unsigned passes, progress& line) {

@@ -27,7 +27,8 @@ class input {
   input& operator=(input const&) = delete;
 
   /// Reads the next bytes into `to`; fewer than requested only before the end or an error, none at the end.
-  /// @throws input_error  a read failed, or the gzip data are corrupt or truncated; the bytes before the error have been
+  /// @throws input_error  a read failed, or the gzip data are corrupt or truncated; the bytes before the
+  /// error have been
   ///                      returned, so a reader knows the line
   std::size_t read(std::span<char> to);
 

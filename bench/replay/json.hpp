@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Writes figures for programs: one JSON object per line. Uses nlohmann-json, since quoting file names and printing doubles that
-// read back exactly are error-prone by hand.
+// Writes figures for programs: one JSON object per line. Uses nlohmann-json, since quoting file names and
+// printing doubles that read back exactly are error-prone by hand.
 
 #include <iosfwd>
 

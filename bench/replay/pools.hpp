@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pools that this program was built with. Each list is in its own translation unit, so that those that need nvcc or a
-// library are compiled only where these are available.
+// The pools that this program was built with. Each list is in its own translation unit, so that those that
+// need nvcc or a library are compiled only where these are available.
 
 #include <string_view>
 #include <vector>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pools of tarn_replay_rmm. A separate program, since RMM brings its own CCCL and a refused request may end it.
+// The pools of tarn_replay_rmm. A separate program, since RMM brings its own CCCL and a refused request may
+// end it.
 #include "peers/cccl.hpp"
 #include "peers/rmm.hpp"
 #include "replay/pools.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// progress: a line on the terminal that shows the progress of long work. Silent if standard error is not a terminal.
+// progress: a line on the terminal that shows the progress of long work. Silent if standard error is not a
+// terminal.
 
 #include <cstdint>
 #include <string>

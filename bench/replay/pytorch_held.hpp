@@ -3,9 +3,9 @@
 // What PyTorch reserved for the traces recorded from its runs: data only.
 // Source: replay of the same requests through PyTorch 2.11.0+cu130's CUDACachingAllocator, called from C++,
 // on one NVIDIA H200 (driver 580, CUDA 13.0), 2026-11-20; the real runs reported the same within 0.1 %
-// (except gcn_sampled: under memory pressure its run freed its cache 26 times and held 113,482 MiB). Those of amrex_regrid and
-// cupy_flow_cg are from bench/results/replay_torch*.jsonl, one NVIDIA H100. Times are not included: they are comparable only within
-// one run.
+// (except gcn_sampled: under memory pressure its run freed its cache 26 times and held 113,482 MiB). Those of
+// amrex_regrid and cupy_flow_cg are from bench/results/replay_torch*.jsonl, one NVIDIA H100. Times are not
+// included: they are comparable only within one run.
 
 #include <string_view>
 

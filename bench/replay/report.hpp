@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Turns a replayed trace into a snapshot for report pages: all its calls, and what the pool held at the peak. Times are the
-// numbers of the trace's calls, from 1. A trace has no tags: the tag of a block is its range of sizes.
+// Turns a replayed trace into a snapshot for report pages: all its calls, and what the pool held at the peak.
+// Times are the numbers of the trace's calls, from 1. A trace has no tags: the tag of a block is its range of
+// sizes.
 
 #include <algorithm>
 #include <cstddef>
@@ -59,13 +60,15 @@ inline void count_tag(history_tag& tag, snapshot_event const& e) {
   }
 }
 
-/// Returns what the pool holds now, with the trace's data for its blocks: requested bytes, the trace's streams, tags by size.
+/// Returns what the pool holds now, with the trace's data for its blocks: requested bytes, the trace's
+/// streams, tags by size.
 template <inspected_peer P>
 [[nodiscard]] snapshot held_by(P const& pool, std::vector<history_block> live) {
   snapshot s = take_snapshot(pool.memory());
   std::erase_if(live, [](history_block const& b) { return b.address == 0; });
   std::sort(live.begin(), live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
-  // Cached blocks keep the device's identity of their stream; its number in the trace is taken from live blocks.
+  // Cached blocks keep the device's identity of their stream; its number in the trace is taken from live
+  // blocks.
   std::map<stream_id, stream_id> number_of;
   for_each_block(s, [&](snapshot_block& b) {
     auto const found =
@@ -86,8 +89,8 @@ template <inspected_peer P>
 
 }  // namespace detail
 
-/// Replays `t` once on a new pool. `segments` are those at the peak, `now_ns` is the peak's call; events continue to the end.
-/// A refused request is recorded as an event, and the replay continues without it.
+/// Replays `t` once on a new pool. `segments` are those at the peak, `now_ns` is the peak's call; events
+/// continue to the end. A refused request is recorded as an event, and the replay continues without it.
 template <inspected_peer P>
 [[nodiscard]] snapshot report(trace const& t, setup made_for, progress& line) {
   made_for.streams = std::max<std::size_t>(1, t.stream_numbers.size());
@@ -143,7 +146,8 @@ template <inspected_peer P>
     }
   }
   line.clear();
-  // A tag's current values are those at the peak, as the segments are; its peak and counts are over the whole trace.
+  // A tag's current values are those at the peak, as the segments are; its peak and counts are over the whole
+  // trace.
   for (std::size_t i = 0; i < s.tags.size(); ++i) {
     at_peak[i].peak_bytes = s.tags[i].peak_bytes;
     at_peak[i].allocations = s.tags[i].allocations;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Replays a trace on a pool: a first pass on a fresh pool (cold), then passes on the same pool (warm). Only the pool's calls
-// are timed; blocks are never accessed.
+// Replays a trace on a pool: a first pass on a fresh pool (cold), then passes on the same pool (warm). Only
+// the pool's calls are timed; blocks are never accessed.
 
 #include <algorithm>
 #include <chrono>
@@ -21,13 +21,16 @@ namespace tarn::bench {
 
 namespace detail {
 
-/// Events between two readings of the clock: frequent enough for the progress line, rare enough not to affect the times.
+/// Events between two readings of the clock: frequent enough for the progress line, rare enough not to affect
+/// the times.
 inline constexpr std::size_t chunk_events = 8192;
 
-/// Parts of a pass that several threads play in turn, about as many as the forward and backward passes of a recorded training.
+/// Parts of a pass that several threads play in turn, about as many as the forward and backward passes of a
+/// recorded training.
 inline constexpr std::size_t turns_per_pass = 48;
 
-/// Events between two samples of a pool whose peak must be queried, besides one at each new peak of live bytes.
+/// Events between two samples of a pool whose peak must be queried, besides one at each new peak of live
+/// bytes.
 inline constexpr std::size_t sample_events = 64;
 
 template <peer P>
@@ -80,8 +83,8 @@ void play_sampled(P& pool, std::span<event const> events, std::vector<void*>& bl
 
 }  // namespace detail
 
-/// Replays `t` `passes` times on one new pool; with several threads, each pass in parts that they play in turn. A refused request is
-/// counted, and the replay continues without it.
+/// Replays `t` `passes` times on one new pool; with several threads, each pass in parts that they play in
+/// turn. A refused request is counted, and the replay continues without it.
 template <peer P>
 [[nodiscard]] figures run(trace const& t, setup made_for, unsigned passes, progress& line,
                           pass_gate const& gate = {}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Replays a trace on a device with limited memory, and reports the first refused request. A pool fails by what it holds beyond
-// live bytes: rounding, fragments and caches of other streams.
+// Replays a trace on a device with limited memory, and reports the first refused request. A pool fails by
+// what it holds beyond live bytes: rounding, fragments and caches of other streams.
 
 #include <algorithm>
 #include <exception>
@@ -20,7 +20,8 @@ namespace tarn::bench {
 /// Physical memory is allocated in pages of this size, bytes; less cannot be taken from a device.
 inline constexpr std::uint64_t page_of_device = std::uint64_t{2} << 20;
 
-/// Replays `t` once on a new pool under `factor` times its peak. A refused request is skipped and the replay continues.
+/// Replays `t` once on a new pool under `factor` times its peak. A refused request is skipped and the replay
+/// continues.
 template <peer P>
 [[nodiscard]] survival survive(trace const& t, double factor, progress& line) {
   survival s;

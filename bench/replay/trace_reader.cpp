@@ -12,7 +12,8 @@ namespace tarn::bench {
 
 namespace {
 
-/// Longest line that is kept whole: three 20-digit numbers and some blanks; a longer one is a comment or invalid.
+/// Longest line that is kept whole: three 20-digit numbers and some blanks; a longer one is a comment or
+/// invalid.
 constexpr std::size_t longest_line = 1024;
 
 /// Above any device of this decade.

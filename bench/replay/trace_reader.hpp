@@ -13,7 +13,8 @@
 
 namespace tarn::bench {
 
-/// A trace that cannot be replayed. The text begins with file:line; line 0: the file cannot be opened, and no line is named.
+/// A trace that cannot be replayed. The text begins with file:line; line 0: the file cannot be opened, and no
+/// line is named.
 class trace_error : public std::runtime_error {
  public:
   trace_error(std::string const& file, std::uint64_t line, std::string const& what)
@@ -32,7 +33,8 @@ class trace_parser {
   explicit trace_parser(std::string file);
 
   /// Takes one line, without its end of line.
-  /// @throws trace_error  broken line, unknown id, double free, id still live, a size, a sum of sizes or a count out of range
+  /// @throws trace_error  broken line, unknown id, double free, id still live, a size, a sum of sizes or a
+  /// count out of range
   void take(std::string_view line);
 
   /// Returns the number of lines taken so far.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Threads that play parts of a trace in turn: one at a time, as the threads of a program that wait for each other.
+// Threads that play parts of a trace in turn: one at a time, as the threads of a program that wait for each
+// other.
 
 #include <condition_variable>
 #include <cstddef>

@@ -8,7 +8,8 @@
 
 namespace tarn::bench {
 
-/// Writes the table of one trace on one pool: every part that is not empty, in MiB and in per cent of reserved memory.
+/// Writes the table of one trace on one pool: every part that is not empty, in MiB and in per cent of
+/// reserved memory.
 void write_table(std::ostream& out, waste const& of);
 
 /// Writes the meaning of the rows; once, below the last table.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_reservations: tasks whose peaks add up to three times all memory of the device. They come in a random order, and each starts
-// when reserve() has its peak. Compared in the same run with the best of many orders that were chosen by hand. All memory is the
-// device's own: pages of a pool, under a limit of what was free at the start.
+// tarn_reservations: tasks whose peaks add up to three times all memory of the device. They come in a random
+// order, and each starts when reserve() has its peak. Compared in the same run with the best of many orders
+// that were chosen by hand. All memory is the device's own: pages of a pool, under a limit of what was free
+// at the start.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_sleep: how long a pool takes to sleep and to wake, with contents discarded and kept, compared with plain copies of pinned
-// memory in the same run.
+// tarn_sleep: how long a pool takes to sleep and to wake, with contents discarded and kept, compared with
+// plain copies of pinned memory in the same run.
 
 #include <unistd.h>
 
@@ -73,7 +73,8 @@ std::size_t free_of(Driver const& driver) {
 void check(status const& s) {
   if (!s.ok()) throw cuda_error(s, 0);
 }
-/// What the driver's management library reports as used on the device, as nvidia-smi shows it; negative if it cannot be read.
+/// What the driver's management library reports as used on the device, as nvidia-smi shows it; negative if it
+/// cannot be read.
 template <class Driver>
 double used_by_nvml(Driver const& driver) {
   device_account account;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// AMReX 25.01 predates CUDA 13. What it calls and CUDA 13 has under another name or with other arguments. Included before each of
-// its sources; does nothing with an earlier CUDA.
+// AMReX 25.01 predates CUDA 13. What it calls and CUDA 13 has under another name or with other arguments.
+// Included before each of its sources; does nothing with an earlier CUDA.
 
 #ifdef __CUDACC__
 #include <cuda_runtime_api.h>

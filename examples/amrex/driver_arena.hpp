@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// An arena that passes each call on to the driver, to compare with: cudaMalloc, or cudaMallocAsync. Without a GPU: malloc.
+// An arena that passes each call on to the driver, to compare with: cudaMalloc, or cudaMallocAsync. Without a
+// GPU: malloc.
 
 #include <AMReX_Arena.H>
 #include <AMReX_Gpu.H>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_amrex: grids of AMReX that follow a growing, moving shell, with its device memory from AMReX's own arenas, from the driver and
-// from tarn. Each run has a process of its own. Exits with 77 if there is no device; without CUDA it runs on the CPU.
+// tarn_amrex: grids of AMReX that follow a growing, moving shell, with its device memory from AMReX's own
+// arenas, from the driver and from tarn. Each run has a process of its own. Exits with 77 if there is no
+// device; without CUDA it runs on the CPU.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -91,7 +92,8 @@ struct row {
 bool is_slow(memory from) {
   return from == memory::carena_tight || from == memory::cuda_malloc;
 }
-/// The times of a row's runs, each divided by that of the first row in the same repeat. Empty if a run failed.
+/// The times of a row's runs, each divided by that of the first row in the same repeat. Empty if a run
+/// failed.
 std::vector<double> relative_times(row const& r, row const& first) {
   std::vector<double> all;
   if (!r.runs.problem.empty() || !first.runs.problem.empty()) return all;

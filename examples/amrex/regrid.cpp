@@ -160,8 +160,8 @@ class hierarchy : public amrex::AmrCore {
     amrex::Gpu::streamSynchronize();
   }
 
-  /// A state with filled ghost cells, a slope for each box from The_Async_Arena(), a limit for each box from The_Arena(), which an Elixir
-  /// keeps until its kernels are done, and a flux for each direction.
+  /// A state with filled ghost cells, a slope for each box from The_Async_Arena(), a limit for each box from
+  /// The_Arena(), which an Elixir keeps until its kernels are done, and a flux for each direction.
   void advance(int level, Real time, Real dt) {
     auto const& boxes = boxArray(level);
     auto const& owners = DistributionMap(level);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A hierarchy of grids that AMReX refines around a growing, moving shell: the work, and what is measured. Free of AMReX and of tarn.
+// A hierarchy of grids that AMReX refines around a growing, moving shell: the work, and what is measured.
+// Free of AMReX and of tarn.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +20,8 @@ enum class memory {
   tarn  ///< one device_pool, for The_Async_Arena() as well; without a GPU one of the simulated device
 };
 
-/// The work: `steps` steps on `cells`^3 cells and up to `levels` finer levels, each of twice the resolution. The finer levels follow the
-/// shell: new grids every `regrid` steps.
+/// The work: `steps` steps on `cells`^3 cells and up to `levels` finer levels, each of twice the resolution.
+/// The finer levels follow the shell: new grids every `regrid` steps.
 struct work {
   int cells = 128;
   int levels = 2;

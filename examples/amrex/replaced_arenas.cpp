@@ -13,8 +13,8 @@ void tarn_amrex::replace_arenas(amrex::Arena* arena) noexcept {
   replacement = arena;
 }
 
-// The linker renames each reference to a function to __wrap_ and its name, and __real_ and its name to the function. The names are
-// those of amrex::The_Arena() and of the two others.
+// The linker renames each reference to a function to __wrap_ and its name, and __real_ and its name to the
+// function. The names are those of amrex::The_Arena() and of the two others.
 extern "C" {
 amrex::Arena* __real__ZN5amrex9The_ArenaEv();
 amrex::Arena* __real__ZN5amrex16The_Device_ArenaEv();

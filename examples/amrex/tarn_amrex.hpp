@@ -31,16 +31,20 @@ namespace tarn_amrex {
 #endif
 }
 
-/// An arena over a pool or a stack of tarn. It serves as The_Arena() and as The_Async_Arena() at once, from one pool.
+/// An arena over a pool or a stack of tarn. It serves as The_Arena() and as The_Async_Arena() at once, from
+/// one pool.
 ///
 /// - A block is freed in the order of the current stream, so it may be freed while its kernels run.
-/// - Blocks allocated outside of MFIter loops may be used on all of AMReX's streams at once, as those of amrex::CArena. So, after a free
+/// - Blocks allocated outside of MFIter loops may be used on all of AMReX's streams at once, as those of
+/// amrex::CArena. So, after a free
 ///   inside a loop, the next allocation outside of one waits for all streams; MFIter has usually done that.
 /// - Blocks allocated inside a loop are for that iteration's stream.
-/// - amrex::Gpu::Elixir frees in a host function, in which CUDA cannot be called. Such a block is given to the pool at the next call
+/// - amrex::Gpu::Elixir frees in a host function, in which CUDA cannot be called. Such a block is given to
+/// the pool at the next call
 ///   of another function.
 ///
-/// Allocations throw tarn::out_of_memory. Destroy it after amrex::Finalize(). One thread, and host functions at the same time.
+/// Allocations throw tarn::out_of_memory. Destroy it after amrex::Finalize(). One thread, and host functions
+/// at the same time.
 template <class Memory>
 class arena final : public amrex::Arena {
  public:

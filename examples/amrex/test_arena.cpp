@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests the arena on the simulated device, with an AMReX for the CPU: what amrex::Arena promises, and frees by another thread, as those
-// of host functions are.
+// Tests the arena on the simulated device, with an AMReX for the CPU: what amrex::Arena promises, and frees
+// by another thread, as those of host functions are.
 
 #include <AMReX.H>
 #include <AMReX_ParmParse.H>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of cuRAND's host library that AMReX calls. The work draws no random numbers, so that library, of 130 MB, is not needed
-// where the program runs: AMReX gets a generator that refuses to generate.
+// The functions of cuRAND's host library that AMReX calls. The work draws no random numbers, so that library,
+// of 130 MB, is not needed where the program runs: AMReX gets a generator that refuses to generate.
 #include <curand.h>
 
 extern "C" {

@@ -9,7 +9,8 @@ namespace {
 std::atomic<std::uint64_t> calls{0};
 }  // namespace
 
-// The linker renames each reference to cudaDeviceSynchronize to the first name, and the second to cudaDeviceSynchronize.
+// The linker renames each reference to cudaDeviceSynchronize to the first name, and the second to
+// cudaDeviceSynchronize.
 extern "C" {
 cudaError_t __real_cudaDeviceSynchronize();
 cudaError_t __wrap_cudaDeviceSynchronize() {

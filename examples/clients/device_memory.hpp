@@ -19,8 +19,8 @@ namespace tarn_clients {
   return free;
 }
 
-/// Watches free memory from its construction to stop(), every 100 us. Use it outside what is timed: cudaMemGetInfo takes the
-/// driver's lock.
+/// Watches free memory from its construction to stop(), every 100 us. Use it outside what is timed:
+/// cudaMemGetInfo takes the driver's lock.
 class memory_watch {
  public:
   memory_watch() : least_(free_on_device()), thread_([this] { run(); }) {}

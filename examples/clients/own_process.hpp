@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs this program again with other arguments, so that each measurement has a process and a CUDA context of its own.
+// Runs this program again with other arguments, so that each measurement has a process and a CUDA context of
+// its own.
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the programs that measure clients have in common: figures of several runs, each a process of its own, as JSON lines.
+// What the programs that measure clients have in common: figures of several runs, each a process of its own,
+// as JSON lines.
 
 #include <algorithm>
 #include <cstddef>
@@ -38,7 +39,8 @@ struct repeated_runs {
       problem = "status " + std::to_string(run.status) + ": " + run.error;
     }
   }
-  /// Adds the number of processes, the best and the worst `key`, and the figures of the run with the median `key`.
+  /// Adds the number of processes, the best and the worst `key`, and the figures of the run with the median
+  /// `key`.
   void write(ordered_json& line, std::string const& key) const {
     if (!problem.empty()) line["problem"] = problem;
     if (all.empty()) return;

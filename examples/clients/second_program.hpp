@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A second process on the same GPU, which holds memory and takes more again and again. Include where <cuda_runtime_api.h> is found.
+// A second process on the same GPU, which holds memory and takes more again and again. Include where
+// <cuda_runtime_api.h> is found.
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -17,8 +18,8 @@
 
 namespace tarn_clients {
 
-/// Starts a child process, which does nothing until leave(). Construct it before the first call of CUDA: a child of a process
-/// that has a context cannot use CUDA. The destructor ends the child.
+/// Starts a child process, which does nothing until leave(). Construct it before the first call of CUDA: a
+/// child of a process that has a context cannot use CUDA. The destructor ends the child.
 class second_program {
  public:
   second_program() {
@@ -39,8 +40,8 @@ class second_program {
     munmap(board_, sizeof(board));
   }
 
-  /// Makes it hold so much that `bytes` are free on the device. From then on it takes `taken` bytes, writes and frees them, in
-  /// turns of some milliseconds. Returns when the first is done.
+  /// Makes it hold so much that `bytes` are free on the device. From then on it takes `taken` bytes, writes
+  /// and frees them, in turns of some milliseconds. Returns when the first is done.
   void leave(std::size_t bytes, std::size_t taken) {
     board_->left = bytes;
     board_->taken = taken;

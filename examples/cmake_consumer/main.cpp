@@ -12,6 +12,7 @@ int main() {
     auto first = tarn::make_device_buffer<float>(memory, 1000, tarn::stream_ref{});
     auto second = tarn::make_device_buffer<float>(memory, 1000, tarn::stream_ref{});
   }
-  std::printf("tarn %d.%d.%d: peak %zu bytes, %zu still live\n", TARN_VERSION / 10000, TARN_VERSION / 100 % 100, TARN_VERSION % 100, static_cast<std::size_t>(peak.peak_bytes()),
+  std::printf("tarn %d.%d.%d: peak %zu bytes, %zu still live\n", TARN_VERSION / 10000,
+              TARN_VERSION / 100 % 100, TARN_VERSION % 100, static_cast<std::size_t>(peak.peak_bytes()),
               static_cast<std::size_t>(tarn::memory_allocated(memory)));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel on pooled memory: two buffers are filled by copies, y = a * x + y runs on the same stream, and the result comes back.
+// A kernel on pooled memory: two buffers are filled by copies, y = a * x + y runs on the same stream, and the
+// result comes back.
 
 #include <tarn/tarn.hpp>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_nanovdb: builds grids of NanoVDB from growing sets of points, with its memory from cudaMallocAsync and from tarn, alone and
-// beside a second process. Each run has a process of its own. Exits with 77 if there is no device.
+// tarn_nanovdb: builds grids of NanoVDB from growing sets of points, with its memory from cudaMallocAsync and
+// from tarn, alone and beside a second process. Each run has a process of its own. Exits with 77 if there is
+// no device.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

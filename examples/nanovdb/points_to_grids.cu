@@ -42,7 +42,8 @@ __global__ void add_words(std::uint64_t const* words, std::size_t count, std::ui
   atomicAdd(&sum_of_words, sum);
 }
 
-/// Points on a shell of two voxels around a sphere, which grows with their number: about two points in a voxel.
+/// Points on a shell of two voxels around a sphere, which grows with their number: about two points in a
+/// voxel.
 __global__ void place_points(nanovdb::Vec3f* points, std::size_t count, float radius, std::uint64_t seed) {
   std::size_t const i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= count) return;

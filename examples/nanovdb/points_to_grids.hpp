@@ -18,8 +18,8 @@ enum class way {
 };
 [[nodiscard]] char const* name_of(way w) noexcept;
 
-/// The work: `rounds` sets of points on a sphere's shell, of `first` points and `growth` times more in each round. The grids of
-/// the last `kept` rounds stay alive.
+/// The work: `rounds` sets of points on a sphere's shell, of `first` points and `growth` times more in each
+/// round. The grids of the last `kept` rounds stay alive.
 struct work {
   int rounds = 24;
   std::size_t first = 1'000'000;
@@ -43,8 +43,8 @@ struct figures {
   int refused = 0;
 };
 
-/// Runs the work in this process, which has not used CUDA before. Throws what the memory throws; NanoVDB ends the process where
-/// cudaMallocAsync fails.
+/// Runs the work in this process, which has not used CUDA before. Throws what the memory throws; NanoVDB ends
+/// the process where cudaMallocAsync fails.
 [[nodiscard]] figures measure(way w, work const& what);
 
 /// "32.9.2"

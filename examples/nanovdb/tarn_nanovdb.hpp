@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// NanoVDB on tarn: a resource for its temporaries and a buffer for its grids, both over one pool. Written for the resources of
-// nanovdb::cuda (NanoVDB 32.9).
+// NanoVDB on tarn: a resource for its temporaries and a buffer for its grids, both over one pool. Written for
+// the resources of nanovdb::cuda (NanoVDB 32.9).
 
 #include <nanovdb/HostBuffer.h>
 #include <nanovdb/cuda/DeviceResource.h>
@@ -15,14 +15,15 @@
 
 namespace tarn_nanovdb {
 
-/// A stream-ordered resource of NanoVDB (its AsyncResource) over a pool or a stack of tarn. Copies share the pool, so it may be
-/// held by value or through nanovdb::cuda::ResourceRef. Thread-safe, as the pool is.
+/// A stream-ordered resource of NanoVDB (its AsyncResource) over a pool or a stack of tarn. Copies share the
+/// pool, so it may be held by value or through nanovdb::cuda::ResourceRef. Thread-safe, as the pool is.
 template <class Memory = tarn::device_pool>
 class resource {
  public:
   static constexpr std::size_t DEFAULT_ALIGNMENT = 256;
 
-  /// Makes a pool of the current device. nanovdb::cuda::default_resource does so, once for all that name no resource.
+  /// Makes a pool of the current device. nanovdb::cuda::default_resource does so, once for all that name no
+  /// resource.
   resource() = default;
   explicit resource(Memory memory) : memory_(std::move(memory)) {}
 
@@ -45,9 +46,9 @@ class resource {
 };
 static_assert(nanovdb::cuda::is_async_resource<resource<>>::value);
 
-/// The memory of a nanovdb::GridHandle: a block of the pool on its device, and pinned host memory once it is downloaded or
-/// created on the host. Does what nanovdb::cuda::DeviceBuffer does, for one device. Move-only; a moved-from buffer is empty, and names no
-/// memory. One thread at a time.
+/// The memory of a nanovdb::GridHandle: a block of the pool on its device, and pinned host memory once it is
+/// downloaded or created on the host. Does what nanovdb::cuda::DeviceBuffer does, for one device. Move-only;
+/// a moved-from buffer is empty, and names no memory. One thread at a time.
 template <class Memory = tarn::device_pool>
 class buffer {
   using pinned_pool = decltype(tarn::pinned_host{} | tarn::pooled{});
@@ -55,9 +56,11 @@ class buffer {
   using on_host = tarn::pinned_buffer<std::byte, pinned_pool>;
 
  public:
-  /// Constructs an empty buffer. Grids that are created from it lie in the pool of default_resource<resource<Memory>>().
+  /// Constructs an empty buffer. Grids that are created from it lie in the pool of
+  /// default_resource<resource<Memory>>().
   buffer() = default;
-  /// Constructs an empty buffer. Grids that are created from it lie in this memory: getHandle(points, count, buffer{pool}).
+  /// Constructs an empty buffer. Grids that are created from it lie in this memory: getHandle(points, count,
+  /// buffer{pool}).
   explicit buffer(Memory memory) : memory_(std::move(memory)) {}
   explicit buffer(resource<Memory> const& from) : memory_(from.memory()) {}
   buffer(buffer&& other) noexcept { swap(other); }
@@ -110,8 +113,8 @@ class buffer {
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] bool isEmpty() const noexcept { return empty(); }
 
-  /// Holds the grid's memory back, after it is freed, until the work that `stream` has now is done. Needed for work on other
-  /// streams than that of create(), as with nanovdb::cuda::DeviceBuffer.
+  /// Holds the grid's memory back, after it is freed, until the work that `stream` has now is done. Needed
+  /// for work on other streams than that of create(), as with nanovdb::cuda::DeviceBuffer.
   void recordUse(int, cudaStream_t stream) {
     if (device_) device_->record_stream(stream);
   }
@@ -137,7 +140,8 @@ class buffer {
   }
   void deviceDownload(int, void* stream, bool sync) { deviceDownload(stream, sync); }
 
-  /// Frees both blocks, each in the order of its stream; the memory that grids are created from stays the same.
+  /// Frees both blocks, each in the order of its stream; the memory that grids are created from stays the
+  /// same.
   void clear() noexcept {
     device_.reset();
     host_.reset();

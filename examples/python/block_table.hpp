@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a C caller does not repeat at the free, by address: a flat hash table in parts, each with its own lock.
+// What a C caller does not repeat at the free, by address: a flat hash table in parts, each with its own
+// lock.
 
 #include <array>
 #include <atomic>
@@ -14,8 +15,8 @@
 
 namespace tarn_c {
 
-/// A map from addresses, which are multiples of 256, to values. Thread-safe. Memory is allocated only when a part grows; a part keeps at
-/// least half of its places free, so that a search looks at two or three.
+/// A map from addresses, which are multiples of 256, to values. Thread-safe. Memory is allocated only when a
+/// part grows; a part keeps at least half of its places free, so that a search looks at two or three.
 template <class Value>
 class block_table {
  public:

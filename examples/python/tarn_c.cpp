@@ -3,11 +3,13 @@
 //
 //   nvcc -std=c++20 -O2 -shared -Xcompiler -fPIC -I ../../include -o libtarn_c.so tarn_c.cpp
 //
-// There is one pool per device and process, made at its first use and never destroyed: Python frees arrays until the very end of
-// a process. It is a device_pool with a limit under it. All functions may be called by any number of threads at once.
+// There is one pool per device and process, made at its first use and never destroyed: Python frees arrays
+// until the very end of a process. It is a device_pool with a limit under it. All functions may be called by
+// any number of threads at once.
 //
-// No exception leaves a function. One that fails returns null, and tarn_c_error() on the same thread returns the reason.
-// Without CUDA's headers, or with -DTARN_NO_CUDA, the same functions stand on the simulated device, for tests.
+// No exception leaves a function. One that fails returns null, and tarn_c_error() on the same thread returns
+// the reason. Without CUDA's headers, or with -DTARN_NO_CUDA, the same functions stand on the simulated
+// device, for tests.
 
 #include <atomic>
 #include <cstddef>
@@ -69,7 +71,8 @@ constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
 
 }  // namespace
 
-/// The pool of one device, and what a C caller does not repeat at the free: the size of each live block and its stream.
+/// The pool of one device, and what a C caller does not repeat at the free: the size of each live block and
+/// its stream.
 struct tarn_c_pool {
   struct block {
     std::size_t bytes;
@@ -130,8 +133,9 @@ struct tarn_c_pool {
       memory.deallocate(b.stream, p, b.bytes);
     }
   }
-  /// Has the block wait for the work that `user` has now, if that is another stream than the block's own. Equal handles are not enough:
-  /// the block's stream may have been destroyed, and its handle be another stream's. Default streams are identified without CUDA.
+  /// Has the block wait for the work that `user` has now, if that is another stream than the block's own.
+  /// Equal handles are not enough: the block's stream may have been destroyed, and its handle be another
+  /// stream's. Default streams are identified without CUDA.
   void wait_for(tarn::stream_ref user, void* p, block const& b) noexcept {
     if (user.handle() == nullptr && b.stream.id() == legacy.id()) return;
     try {
@@ -205,7 +209,8 @@ struct tarn_c_numbers {
 tarn_c_pool* tarn_c_pool_of(int device) {
   return guarded([&] { return pool_of(device, nullptr); });
 }
-/// Returns the pool of a device, with a trace of all its calls in a new file, for tarn_replay. Fails if the pool exists.
+/// Returns the pool of a device, with a trace of all its calls in a new file, for tarn_replay. Fails if the
+/// pool exists.
 tarn_c_pool* tarn_c_record(int device, char const* path) {
   return guarded([&] { return pool_of(device, path); });
 }
@@ -214,17 +219,19 @@ int tarn_c_flush(tarn_c_pool* pool) {
   return guarded([&] { return pool->recorder && pool->recorder->layer().flush() ? 1 : 0; });
 }
 
-/// Allocates for work on `stream` (a cudaStream_t, null: the legacy default stream), aligned to 256 bytes. Null for 0 bytes.
+/// Allocates for work on `stream` (a cudaStream_t, null: the legacy default stream), aligned to 256 bytes.
+/// Null for 0 bytes.
 void* tarn_c_allocate(tarn_c_pool* pool, std::size_t bytes, void* stream) {
   return guarded([&] { return pool->allocate(bytes, stream_of(stream)); });
 }
-/// Allocates memory that every stream may use at once, for callers that do not know their stream. It is freed in the order of
-/// the legacy default stream: after the work that all blocking streams had then. Non-blocking streams must be synchronised
-/// before the free.
+/// Allocates memory that every stream may use at once, for callers that do not know their stream. It is freed
+/// in the order of the legacy default stream: after the work that all blocking streams had then. Non-blocking
+/// streams must be synchronised before the free.
 void* tarn_c_allocate_for_every_stream(tarn_c_pool* pool, std::size_t bytes) {
   return guarded([&] { return pool->allocate_for_every_stream(bytes); });
 }
-/// Frees a block in the order of the stream that it was allocated for. Does nothing for null and for other pointers.
+/// Frees a block in the order of the stream that it was allocated for. Does nothing for null and for other
+/// pointers.
 void tarn_c_free(tarn_c_pool* pool, void* p) {
   pool->free(p, nullptr);
 }
@@ -277,7 +284,8 @@ void tarn_c_reset_peaks(tarn_c_pool* pool) {
   });
 }
 
-/// Returns why the last function that can fail did, on this thread; empty if it did not. Valid until the next call.
+/// Returns why the last function that can fail did, on this thread; empty if it did not. Valid until the next
+/// call.
 char const* tarn_c_error() {
   return last.text;
 }
@@ -286,10 +294,11 @@ int tarn_c_error_kind() {
   return last.kind;
 }
 
-// CuPy: the two functions of cupy.cuda.memory.CFunctionAllocator, which calls them with the interpreter's lock held. Nothing of
-// Python is linked: the caller fills this in.
+// CuPy: the two functions of cupy.cuda.memory.CFunctionAllocator, which calls them with the interpreter's
+// lock held. Nothing of Python is linked: the caller fills this in.
 struct tarn_c_cupy {
-  /// CuPy's own: the current stream of the calling thread on a device. -1 with a Python exception set: it failed.
+  /// CuPy's own: the current stream of the calling thread on a device. -1 with a Python exception set: it
+  /// failed.
   std::intptr_t (*current_stream)(int device);
   void (*set_exception)(void* type, void* arguments);  ///< PyErr_SetObject
   void (*clear_exception)();                           ///< PyErr_Clear
@@ -300,8 +309,9 @@ struct tarn_c_cupy {
   int is_ending;  ///< set before the interpreter ends: CuPy's stream cannot be asked any more
 };
 
-/// Allocates on CuPy's current stream. On failure sets the Python exception and returns the address -1, on which CuPy's
-/// function, compiled by Cython 3, looks for an exception. tarn_cupy.py tests at install() that it does.
+/// Allocates on CuPy's current stream. On failure sets the Python exception and returns the address -1, on
+/// which CuPy's function, compiled by Cython 3, looks for an exception. tarn_cupy.py tests at install() that
+/// it does.
 void* tarn_c_cupy_malloc(void* self, std::size_t bytes, int device) {
   auto const failed = reinterpret_cast<void*>(std::intptr_t{-1});
   auto const& cupy = *static_cast<tarn_c_cupy const*>(self);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTorch's CUDA allocator on tarn: a class derived from PyTorch's own interface, and the call that installs it. A plain shared
-// library without Python: it serves every Python version of the PyTorch that it was compiled for.
+// PyTorch's CUDA allocator on tarn: a class derived from PyTorch's own interface, and the call that installs
+// it. A plain shared library without Python: it serves every Python version of the PyTorch that it was
+// compiled for.
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -50,7 +51,8 @@ void delete_uncached(void* p) {
   C10_CUDA_CHECK_WARN(cudaFree(p));
 }
 
-/// Runs `call` and turns tarn's errors into PyTorch's. Out of memory is not among them: see allocator::refuse().
+/// Runs `call` and turns tarn's errors into PyTorch's. Out of memory is not among them: see
+/// allocator::refuse().
 template <class Call>
 decltype(auto) with_torch_errors(Call const& call) {
   try {
@@ -86,8 +88,8 @@ struct device_memory {
 
 class allocator;
 
-/// The live blocks of a private pool at one moment, for PyTorch's trees of CUDA graphs. While it lives, those blocks keep their
-/// addresses and sizes, whether they are allocated or not.
+/// The live blocks of a private pool at one moment, for PyTorch's trees of CUDA graphs. While it lives, those
+/// blocks keep their addresses and sizes, whether they are allocated or not.
 struct checkpoint final : native::AllocatorState {
   explicit checkpoint(allocator& made_by) : owner(made_by) {}
   ~checkpoint() override;
@@ -190,7 +192,8 @@ class allocator final : public native::CUDAAllocator {
       device_memory* const its = made_[d].load(std::memory_order_acquire);
       if (its == nullptr) continue;
       history::cause const why(history_, d, context);
-      // The cache of a pool in use belongs to its graphs; that of a released one goes back as soon as it has no live block.
+      // The cache of a pool in use belongs to its graphs; that of a released one goes back as soon as it has
+      // no live block.
       with_torch_errors([&] {
         its->memory.trim(id == MempoolId_t{0, 0} ? 0 : no_limit);
         for (auto const& pool : its->pools.with_foreign_memory()) pool->foreign->trim(0);
@@ -430,7 +433,8 @@ class allocator final : public native::CUDAAllocator {
     auto const foreign = static_cast<std::size_t>(std::max<std::int64_t>(its.foreign_bytes.load(), 0));
     set_limit(its.memory, limit == no_limit ? no_limit : limit > foreign ? limit - foreign : 0);
   }
-  /// Counts bytes that another allocator takes, or gives back if negative. Returns false if the limit has no room for them.
+  /// Counts bytes that another allocator takes, or gives back if negative. Returns false if the limit has no
+  /// room for them.
   static bool count_foreign(device_memory& its, std::int64_t bytes) {
     if (std::size_t const limit = its.limit.load(); bytes > 0 && limit != no_limit) {
       auto const held =
@@ -459,9 +463,9 @@ class allocator final : public native::CUDAAllocator {
   static tarn::stream_ref identified(device_memory& its, cudaStream_t stream) {
     return tarn::identified(its.memory, tarn::stream_ref(stream));
   }
-  /// The same for a stream of PyTorch's own, of which the driver is asked once: those are never destroyed, and the driver must not
-  /// be asked about a stream that is captured. An external stream (the last bit of its id is 0) may be destroyed, and its handle
-  /// may then be another stream's.
+  /// The same for a stream of PyTorch's own, of which the driver is asked once: those are never destroyed,
+  /// and the driver must not be asked about a stream that is captured. An external stream (the last bit of
+  /// its id is 0) may be destroyed, and its handle may then be another stream's.
   static tarn::stream_ref reference(device_memory& its, c10::cuda::CUDAStream stream) {
     tarn::cuda_driver const driver(tarn::device_id{stream.device_index()});
     if (stream.id() != 0 && (stream.id() & 1) == 0) return tarn::identified(driver, stream.stream());
@@ -484,7 +488,8 @@ class allocator final : public native::CUDAAllocator {
     }
     return note.stream;
   }
-  /// Identifies the streams that torch.cuda.Stream() hands out in turn, before the first capture on the device.
+  /// Identifies the streams that torch.cuda.Stream() hands out in turn, before the first capture on the
+  /// device.
   static void identify_streams(device_memory& its) {
     std::call_once(its.streams_identified, [&] {
       (void)reference(its, c10::cuda::getDefaultCUDAStream(its.index));
@@ -658,7 +663,8 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
   return p;
 }
 
-/// A free block that a checkpoint keeps, of the same size and stream; null if there is none. The caller holds the pool's mutex.
+/// A free block that a checkpoint keeps, of the same size and stream; null if there is none. The caller holds
+/// the pool's mutex.
 void* allocator::take_parked(device_memory& its, private_pool& pool, block const& b) {
   if (pool.parked.empty()) return nullptr;
   auto const it = pool.parked.find({rounded_of(its, b), b.stream.handle()});
@@ -768,8 +774,8 @@ void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id,
   with_torch_errors([&] {
     auto const r = std::make_shared<route>(its.pools.use(its.memory, id), std::move(filter));
     try {
-      // PyTorch calls this just before a capture begins, whose filter accepts no stream yet; the filter of use_mem_pool() accepts
-      // this thread's. A capture needs tarn's scope.
+      // PyTorch calls this just before a capture begins, whose filter accepts no stream yet; the filter of
+      // use_mem_pool() accepts this thread's. A capture needs tarn's scope.
       if (!r->filter(current.stream())) {
         identify_streams(its);
         its.pools.end_failed_captures();
@@ -1019,8 +1025,8 @@ void put_text(char const* text, char* to, std::size_t room) noexcept {
 
 extern "C" {
 
-/// Sets the options of the pools; `slack_per_mille` and `largest_handle` as in tarn::pooled, negative: its default. Returns 1 if tarn is
-/// installed already, and changes nothing.
+/// Sets the options of the pools; `slack_per_mille` and `largest_handle` as in tarn::pooled, negative: its
+/// default. Returns 1 if tarn is installed already, and changes nothing.
 __attribute__((visibility("default"))) int tarn_torch_set_pool(int remap, std::int64_t slack_per_mille,
                                                                std::int64_t largest_handle) noexcept {
   if (c10::cuda::CUDACachingAllocator::allocator.load() == &tarn_torch::instance()) return 1;
@@ -1042,8 +1048,8 @@ __attribute__((visibility("default"))) int tarn_torch_pool_counters(
   }
 }
 
-/// Puts tarn under PyTorch in this process. Returns 0; 1 if CUDA was used before; or 2 if this library was linked wrongly; with the reason
-/// in `error`. Does nothing if it is installed already.
+/// Puts tarn under PyTorch in this process. Returns 0; 1 if CUDA was used before; or 2 if this library was
+/// linked wrongly; with the reason in `error`. Does nothing if it is installed already.
 __attribute__((visibility("default"))) int tarn_torch_install(char* error, std::size_t room) noexcept {
   if (tarn_torch::has_own_standard_library(reinterpret_cast<void const*>(&tarn_torch_install))) {
     tarn_torch::put_text(

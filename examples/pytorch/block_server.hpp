@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sharing with other processes. PyTorch sends a handle of text from one process to another; what it names are file descriptors,
-// which travel only over a Unix socket. So a thread of the exporting process answers on a socket, and the handle has its address.
+// Sharing with other processes. PyTorch sends a handle of text from one process to another; what it names are
+// file descriptors, which travel only over a Unix socket. So a thread of the exporting process answers on a
+// socket, and the handle has its address.
 
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -47,7 +48,8 @@ inline void limit_waits(int socket) noexcept {
   (void)::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   (void)::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
-/// Whether the process at the other end of a connection is one of this user: any user may bind the name of a process that has ended.
+/// Whether the process at the other end of a connection is one of this user: any user may bind the name of a
+/// process that has ended.
 inline bool is_of_this_user(int socket) noexcept {
   ::ucred who{};
   ::socklen_t size = sizeof who;
@@ -66,12 +68,13 @@ inline ::socklen_t address_of(std::string const& name, ::sockaddr_un& address) n
 
 }  // namespace detail
 
-/// The blocks that this process lets others import. A thread that answers starts with the first of them. Thread-safe. Never destroyed.
+/// The blocks that this process lets others import. A thread that answers starts with the first of them.
+/// Thread-safe. Never destroyed.
 template <class Memory>
 class block_server {
  public:
-  /// Returns the handle of a live block, the same each time. @throws tarn's errors; std::system_error  no thread can be created: the
-  /// next call tries again
+  /// Returns the handle of a live block, the same each time. @throws tarn's errors; std::system_error  no
+  /// thread can be created: the next call tries again
   std::string share(Memory const& memory, void* p, std::size_t bytes) {
     std::lock_guard const guard(mutex_);
     start();
@@ -159,11 +162,13 @@ class block_server {
   std::unordered_map<std::uint64_t, std::shared_ptr<exported>> exported_;
 };
 
-/// The blocks that this process has imported, by handle: a block is mapped once however many tensors are made of it. Thread-safe.
+/// The blocks that this process has imported, by handle: a block is mapped once however many tensors are made
+/// of it. Thread-safe.
 class imported_blocks {
  public:
-  /// Maps the block of a handle on the device of `memory`; the mapping lives as long as the pointer. Waits at most for the process that
-  /// shared it, 30 s for each of its steps, and for other threads that open the same handle. @throws tarn's errors
+  /// Maps the block of a handle on the device of `memory`; the mapping lives as long as the pointer. Waits at
+  /// most for the process that shared it, 30 s for each of its steps, and for other threads that open the
+  /// same handle. @throws tarn's errors
   template <class Memory>
   std::shared_ptr<void> open(std::string const& handle, Memory const& memory) {
     std::shared_ptr<entry> const its = entry_of(handle);

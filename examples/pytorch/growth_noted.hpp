@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// growth_noted: a policy below a pool that notes when the calling thread began to take memory from the device or to give it back.
+// growth_noted: a policy below a pool that notes when the calling thread began to take memory from the device
+// or to give it back.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace tarn_torch {
 
-/// When this thread made the first such call since its caller set this to 0, by the steady clock in nanoseconds; 0: none.
+/// When this thread made the first such call since its caller set this to 0, by the steady clock in
+/// nanoseconds; 0: none.
 [[nodiscard]] inline std::uint64_t& growth_begin() noexcept {
   static thread_local std::uint64_t at = 0;
   return at;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What torch.cuda.memory._record_memory_history() turns on: the latest events of each device, and where they came from.
+// What torch.cuda.memory._record_memory_history() turns on: the latest events of each device, and where they
+// came from.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -37,7 +38,8 @@ inline std::vector<std::string>& compile_contexts() {
 [[nodiscard]] inline std::uint64_t steady_ns() noexcept {
   return tarn::detail::steady_now_ns();
 }
-/// Microseconds since 1970 at a time of that clock. The wall clock is read once: a step of it would change the order of events.
+/// Microseconds since 1970 at a time of that clock. The wall clock is read once: a step of it would change
+/// the order of events.
 [[nodiscard]] inline c10::time_t since_1970_us(std::uint64_t steady) {
   static std::int64_t const offset_ns = [] {
     auto const from = static_cast<std::int64_t>(steady_ns());
@@ -111,7 +113,8 @@ class history {
     }
     for (auto const& tracker : *watchers) tracker(entry);
   }
-  /// The events of a device, oldest first. `is_deferred(address)` says whether a freed block is still deferred.
+  /// The events of a device, oldest first. `is_deferred(address)` says whether a freed block is still
+  /// deferred.
   template <class Deferred>
   [[nodiscard]] std::vector<TraceEntry> events_of(c10::DeviceIndex device, Deferred const& is_deferred) {
     std::lock_guard const guard(mutex_);
@@ -124,9 +127,9 @@ class history {
     return {its.all.begin(), its.all.end()};
   }
 
-  /// Adds what the pool of a device took from it and gave back. Their times are those of the steady clock, oldest first. The stack
-  /// is that of the call that did it; the user's text is that of the event beside it. Keeps the latest events, as many as start()
-  /// allows.
+  /// Adds what the pool of a device took from it and gave back. Their times are those of the steady clock,
+  /// oldest first. The stack is that of the call that did it; the user's text is that of the event beside it.
+  /// Keeps the latest events, as many as start() allows.
   void add_growth(c10::DeviceIndex device, std::vector<TraceEntry>& events, std::vector<TraceEntry> growth) {
     std::lock_guard const guard(mutex_);
     std::sort(causes_.begin(), causes_.end(),
@@ -155,7 +158,8 @@ class history {
     events = std::move(all);
   }
 
-  /// Around a call that may take memory from a device or give it back. If it did, such events of that time have its context.
+  /// Around a call that may take memory from a device or give it back. If it did, such events of that time
+  /// have its context.
   class cause {
    public:
     cause(history& of, c10::DeviceIndex device, context_ptr context) noexcept
@@ -215,8 +219,8 @@ class history {
     std::unordered_map<std::size_t, TraceEntry> last_free;  ///< requested, and not completed yet
   };
 
-  /// Before a block is handed out again, its last free is complete. The pool does not report when that happened: the viewer
-  /// needs the order, which is right.
+  /// Before a block is handed out again, its last free is complete. The pool does not report when that
+  /// happened: the viewer needs the order, which is right.
   void complete(events& its, TraceEntry::Action next, std::size_t address) {
     if (next != TraceEntry::ALLOC && next != TraceEntry::FREE_COMPLETED) return;
     auto const it = its.last_free.find(address);
@@ -229,8 +233,9 @@ class history {
     if (skipped_.count(TraceEntry::FREE_COMPLETED) == 0) its.all.push_back(std::move(done));
     if (its.all.size() > most_) its.all.pop_front();
   }
-  /// The context of the call that changed what a device's pool holds at that time; null if it is not known. causes_ are sorted. Of
-  /// several calls it is the one that began last: the pool changes under a lock, and a call begins when it has that.
+  /// The context of the call that changed what a device's pool holds at that time; null if it is not known.
+  /// causes_ are sorted. Of several calls it is the one that began last: the pool changes under a lock, and a
+  /// call begins when it has that.
   [[nodiscard]] context_ptr context_of(c10::DeviceIndex device, std::uint64_t time) const {
     auto const after = std::upper_bound(causes_.begin(), causes_.end(), time,
                                         [](std::uint64_t t, caused const& c) { return t < c.from; });

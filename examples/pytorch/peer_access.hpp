@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// peer_access: a policy below a pool through which other devices can be given access to its pages at any time, as PyTorch does
-// when it first copies between two devices.
+// peer_access: a policy below a pool through which other devices can be given access to its pages at any
+// time, as PyTorch does when it first copies between two devices.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,9 +31,9 @@ class peer_access_layer : public tarn::resource_adaptor<peer_access_layer<Upstre
  public:
   explicit peer_access_layer(Upstream upstream, peer_access const& = {}) : base(std::move(upstream)) {}
 
-  /// Lets kernels of `other` read and write all pages, those that are mapped now and those that will be. Calling it again does
-  /// nothing. One driver call for each mapping. @throws tarn::cuda_error  the device cannot reach the pages; nothing has changed
-  /// for pages that are mapped later
+  /// Lets kernels of `other` read and write all pages, those that are mapped now and those that will be.
+  /// Calling it again does nothing. One driver call for each mapping. @throws tarn::cuda_error  the device
+  /// cannot reach the pages; nothing has changed for pages that are mapped later
   void grant(tarn::device_id other) {
     std::lock_guard const guard(mutex_);
     if (other == this->driver().device()) return;

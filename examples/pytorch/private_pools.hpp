@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// PyTorch's private pools on one device: of CUDAGraph, of graph_pool_handle() and of MemPool. Each is a tarn::graph_memory. A
-// route says which requests belong to which of them, while a capture or a use_mem_pool() is open.
+// PyTorch's private pools on one device: of CUDAGraph, of graph_pool_handle() and of MemPool. Each is a
+// tarn::graph_memory. A route says which requests belong to which of them, while a capture or a
+// use_mem_pool() is open.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -184,7 +185,8 @@ class private_pools {
     }
     return found;
   }
-  /// PyTorch's id of a segment of tarn's snapshot; also of a pool that was released and still has live blocks.
+  /// PyTorch's id of a segment of tarn's snapshot; also of a pool that was released and still has live
+  /// blocks.
   [[nodiscard]] MempoolId_t id_of(std::uint64_t number) {
     std::lock_guard const guard(mutex_);
     auto const it = ids_.find(number);
@@ -211,8 +213,8 @@ class private_pools {
     routes_ = std::move(less);
     return closed;
   }
-  /// PyTorch does not report the end of a capture that failed: closes the scopes whose stream is captured no more. Not
-  /// for a capture that has not allocated yet: it may be about to begin.
+  /// PyTorch does not report the end of a capture that failed: closes the scopes whose stream is captured no
+  /// more. Not for a capture that has not allocated yet: it may be about to begin.
   void end_failed_captures() {
     std::shared_ptr<routes_type const> routes;
     {
@@ -232,7 +234,8 @@ class private_pools {
     std::lock_guard const guard(mutex_);
     return std::any_of(routes_->begin(), routes_->end(), [&](auto const& r) { return r->pool->id == id; });
   }
-  /// The route of a request, the one that was opened last first; null: the device's own memory. Calls the filters without a lock.
+  /// The route of a request, the one that was opened last first; null: the device's own memory. Calls the
+  /// filters without a lock.
   [[nodiscard]] std::shared_ptr<route> route_of(cudaStream_t stream) {
     std::shared_ptr<routes_type const> routes;
     {

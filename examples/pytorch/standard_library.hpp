@@ -8,8 +8,9 @@
 
 namespace tarn_torch {
 
-/// Returns true if the standard library that a shared library uses is linked into it. PyTorch uses the one of the process: with two of
-/// different versions, locales and streams read each other's tables, and the first message with a number crashes.
+/// Returns true if the standard library that a shared library uses is linked into it. PyTorch uses the one of
+/// the process: with two of different versions, locales and streams read each other's tables, and the first
+/// message with a number crashes.
 /// @param of_library  the address of a function of the library, which calls this
 [[nodiscard]] inline bool has_own_standard_library(void const* of_library) noexcept {
   ::Dl_info library{};

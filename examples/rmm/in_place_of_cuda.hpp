@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Puts a stack of tarn's in place of rmm::mr::cuda_memory_resource: included by the compiler before a test file of RMM's
-// (-include), so that the file itself stays unchanged. Every object of the class is a handle to one stack per process, as RMM's
-// objects are all equal. TARN_RMM_STACK chooses it: device_pool, cuda_malloc, fenced.
+// Puts a stack of tarn's in place of rmm::mr::cuda_memory_resource: included by the compiler before a test
+// file of RMM's
+// (-include), so that the file itself stays unchanged. Every object of the class is a handle to one stack per
+// process, as RMM's objects are all equal. TARN_RMM_STACK chooses it: device_pool, cuda_malloc, fenced.
 
 #include <gtest/gtest.h>
 
@@ -96,7 +97,8 @@ static_assert(::cuda::mr::resource_with<tarn_memory_resource, ::cuda::mr::device
 
 namespace tarn_rmm {
 
-/// Makes the stack the current device resource before each test: tests of containers use that one, and some tests reset it.
+/// Makes the stack the current device resource before each test: tests of containers use that one, and some
+/// tests reset it.
 struct current_before_each_test : ::testing::EmptyTestEventListener {
   void OnTestStart(::testing::TestInfo const&) override {
     rmm::mr::set_current_device_resource(rmm::mr::tarn_memory_resource{});

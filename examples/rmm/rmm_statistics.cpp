@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn's pool as RMM's device resource: RMM's containers allocate from it, RMM's adaptor counts, and RMM's exception says why a
-// request was refused. README.md has the command that compiles it.
+// tarn's pool as RMM's device resource: RMM's containers allocate from it, RMM's adaptor counts, and RMM's
+// exception says why a request was refused. README.md has the command that compiles it.
 
 #include <cstddef>
 #include <exception>

@@ -16,7 +16,8 @@ table& known() {
   return *all;
 }
 
-/// Notes a stream that was just created, which no capture has begun on. One that cannot be noted is used as a bare handle.
+/// Notes a stream that was just created, which no capture has begun on. One that cannot be noted is used as a
+/// bare handle.
 cudaError_t note(cudaError_t created, cudaStream_t const* stream) noexcept {
   unsigned long long id = 0;
   if (created != cudaSuccess || cudaStreamGetId(*stream, &id) != cudaSuccess) return created;
@@ -31,7 +32,8 @@ cudaError_t note(cudaError_t created, cudaStream_t const* stream) noexcept {
 
 }  // namespace
 
-// The linker renames each reference to a function to __wrap_ and its name, and __real_ and its name to the function.
+// The linker renames each reference to a function to __wrap_ and its name, and __real_ and its name to the
+// function.
 extern "C" {
 cudaError_t __real_cudaStreamCreate(cudaStream_t* stream);
 cudaError_t __real_cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_tcnn: a network of tiny-cuda-nn learns an image, with its workspace from its own arenas and from tarn. Each run has a process of
-// its own. Exits with 77 if there is no device.
+// tarn_tcnn: a network of tiny-cuda-nn learns an image, with its workspace from its own arenas and from tarn.
+// Each run has a process of its own. Exits with 77 if there is no device.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -64,7 +64,8 @@ double difference(std::vector<float> const& a, std::vector<float> const& b) {
   return most;
 }
 
-/// The run with the median time, and how far its curve of losses is from that of the first run on tiny-cuda-nn's own arenas.
+/// The run with the median time, and how far its curve of losses is from that of the first run on
+/// tiny-cuda-nn's own arenas.
 ordered_json json_of(row const& r, std::vector<float> const& reference, tarn::bench::context const& where) {
   ordered_json line;
   line["program"] = "tiny-cuda-nn 2.0, an image learned";

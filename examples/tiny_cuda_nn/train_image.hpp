@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A network of tiny-cuda-nn learns an image, with its workspace from its own arenas or from tarn: the work, and what is measured.
-// C++17, as tiny-cuda-nn is.
+// A network of tiny-cuda-nn learns an image, with its workspace from its own arenas or from tarn: the work,
+// and what is measured. C++17, as tiny-cuda-nn is.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +15,9 @@ enum class workspace {
   tarn         ///< one device_pool
 };
 
-/// The work: batches of 2^first_log2 samples that double up to 2^last_log2, `steps` training steps with each, and `steps` more with the
-/// last, which are timed. Then the image is inferred on each of `streams` streams, `rounds` times in turn.
+/// The work: batches of 2^first_log2 samples that double up to 2^last_log2, `steps` training steps with each,
+/// and `steps` more with the last, which are timed. Then the image is inferred on each of `streams` streams,
+/// `rounds` times in turn.
 struct work {
   std::string image;
   int first_log2 = 12;
@@ -42,7 +43,8 @@ struct figures {
 /// Runs the work. Throws what CUDA, tiny-cuda-nn and the pool throw.
 [[nodiscard]] figures measure(workspace from, work const& what);
 
-/// tarn_pool.cpp, which is C++20: takes workspace from a new device_pool; peak of live bytes; gives cached memory back.
+/// tarn_pool.cpp, which is C++20: takes workspace from a new device_pool; peak of live bytes; gives cached
+/// memory back.
 void use_tarn();
 [[nodiscard]] std::size_t peak_of_tarn();
 void empty_tarn();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// CCCL memory resource interoperability, in both directions: every tarn resource is a cuda::mr resource of the toolkit's
-// generation, and from_cuda_resource() turns any CCCL resource into a tarn resource that can be pooled, limited and tracked.
-// Opt-in: it includes <cuda/memory_resource> (0.4 to 1.2 s to compile).
+// CCCL memory resource interoperability, in both directions: every tarn resource is a cuda::mr resource of
+// the toolkit's generation, and from_cuda_resource() turns any CCCL resource into a tarn resource that can be
+// pooled, limited and tracked. Opt-in: it includes <cuda/memory_resource> (0.4 to 1.2 s to compile).
 //
 // | CCCL            | synchronous concept  | stream-ordered concept | references               |
 // |-----------------|----------------------|------------------------|--------------------------|
@@ -21,8 +21,8 @@
 #include <tarn-needs-CCCL-2.3>  // ends the compilation: what follows would only be errors that mislead
 #endif
 
-// Up to 3.1, parts of <cuda/memory_resource> exist only if this is defined before the first inclusion. Nothing else reads it,
-// so it is undefined again below.
+// Up to 3.1, parts of <cuda/memory_resource> exist only if this is defined before the first inclusion.
+// Nothing else reads it, so it is undefined again below.
 #if CCCL_VERSION < 3002000 && !defined(LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE)
 #if CCCL_VERSION < 3001000 && defined(_CUDA_MEMORY_RESOURCE)
 #error "tarn: include tarn/cuda_mr.hpp first, or define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"
@@ -63,7 +63,8 @@
 
 namespace TARN_NAMESPACE {
 
-// Properties: CCCL finds these by argument-dependent lookup. Types outside this namespace need as_cuda_resource().
+// Properties: CCCL finds these by argument-dependent lookup. Types outside this namespace need
+// as_cuda_resource().
 
 namespace detail {
 /// CCCL evaluates this for arbitrary types, so it must be well-formed for types without properties.
@@ -124,7 +125,8 @@ template <class Resource>
 struct cuda_resource_base {};
 #endif
 
-/// Maps the properties of a CCCL resource to tarn's tags. A resource without properties is taken to be device memory.
+/// Maps the properties of a CCCL resource to tarn's tags. A resource without properties is taken to be device
+/// memory.
 template <class R>
 using properties_of = std::conditional_t<
     ::cuda::has_property<R, ::cuda::mr::host_accessible>,
@@ -144,11 +146,13 @@ template <class Error>
 
 }  // namespace detail
 
-/// A tarn resource with all of CCCL's interface: the members of its generation, the list of properties (which cuda::buffer
-/// needs), and get_memory_resource, so that it can be used as an environment. tarn's own resources need it for cuda::buffer
-/// only; a user-defined resource outside namespace tarn needs it to expose its properties.
+/// A tarn resource with all of CCCL's interface: the members of its generation, the list of properties (which
+/// cuda::buffer needs), and get_memory_resource, so that it can be used as an environment. tarn's own
+/// resources need it for cuda::buffer only; a user-defined resource outside namespace tarn needs it to expose
+/// its properties.
 ///
-/// @tparam Errors  what is thrown in place of tarn's exceptions, where the code above catches its own: see core/errors_as.hpp.
+/// @tparam Errors  what is thrown in place of tarn's exceptions, where the code above catches its own: see
+/// core/errors_as.hpp.
 ///                 `cuda_resource<device_pool, errors_as<rmm::out_of_memory, rmm::bad_alloc>>` can be RMM's device resource
 template <resource Resource, error_translation Errors = own_errors>
 class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource, Errors>>,
@@ -209,26 +213,28 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource, 
   Resource memory_;
 };
 
-/// Wraps a tarn resource for CCCL; see cuda_resource. Costs one copy of the handle. `as_cuda_resource<Errors>(memory)` also
-/// translates its exceptions.
+/// Wraps a tarn resource for CCCL; see cuda_resource. Costs one copy of the handle.
+/// `as_cuda_resource<Errors>(memory)` also translates its exceptions.
 template <error_translation Errors = own_errors, resource Resource>
 [[nodiscard]] cuda_resource<Resource, Errors> as_cuda_resource(Resource memory) {
   return cuda_resource<Resource, Errors>(std::move(memory));
 }
 
-/// The enclosing class of cuda_resource_source. The source is a nested class so that any_resource, as a template argument, is
-/// not an associated class: its friends accept anything that converts to it, and checking whether a class around it is
-/// swappable would then depend on itself.
+/// The enclosing class of cuda_resource_source. The source is a nested class so that any_resource, as a
+/// template argument, is not an associated class: its friends accept anything that converts to it, and
+/// checking whether a class around it is swappable would then depend on itself.
 template <class CudaResource, class D>
 struct cuda_source_of {
   class source;
 };
 
-/// A CCCL resource as a tarn source. Holds it by value: pass cuda::mr::any_resource, a reference type, or a handle type. Its
-/// CCCL properties describe the memory; the caller supplies the driver of its device.
+/// A CCCL resource as a tarn source. Holds it by value: pass cuda::mr::any_resource, a reference type, or a
+/// handle type. Its CCCL properties describe the memory; the caller supplies the driver of its device.
 ///
-/// A resource that is not stream-ordered is used like cudaMalloc: deallocate waits on the host for the stream.
-/// @throws out_of_memory  CCCL's resource throws std::bad_alloc or an out-of-memory cuda_error; others pass through
+/// A resource that is not stream-ordered is used like cudaMalloc: deallocate waits on the host for the
+/// stream.
+/// @throws out_of_memory  CCCL's resource throws std::bad_alloc or an out-of-memory cuda_error; others pass
+/// through
 template <class CudaResource, stream_driver D = cuda_driver>
   requires detail::cuda_blocks<CudaResource> && std::copyable<CudaResource>
 using cuda_resource_source = typename cuda_source_of<CudaResource, D>::source;

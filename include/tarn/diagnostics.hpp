@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory diagnostics: live bytes by tag and by source line, where a device's memory went, snapshots as pages and files. Opt-in:
-// programs that do not use them need not compile them. Call stacks are separate: tarn/debug/backtrace.hpp.
+// Memory diagnostics: live bytes by tag and by source line, where a device's memory went, snapshots as pages
+// and files. Opt-in: programs that do not use them need not compile them. Call stacks are separate:
+// tarn/debug/backtrace.hpp.
 
 #include "tarn/tarn.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// NCCL interoperability: buffers of a pool registered with a communicator. Opt-in; needs nccl.h and, to link, libnccl (Debian and
-// Ubuntu: libnccl-dev of NVIDIA's repository; PyPI: nvidia-nccl-cu13).
+// NCCL interoperability: buffers of a pool registered with a communicator. Opt-in; needs nccl.h and, to link,
+// libnccl (Debian and Ubuntu: libnccl-dev of NVIDIA's repository; PyPI: nvidia-nccl-cu13).
 
 #include "tarn/core/config.hpp"
 
@@ -40,8 +40,9 @@ class nccl_error : public detail::error_of<std::runtime_error, 512> {
   ncclResult_t code_;
 };
 
-/// Registers pages with a communicator (ncclCommRegister), which then sends from them and receives into them without a copy where
-/// the transport can. Without registration NCCL works, too, and copies through buffers of its own.
+/// Registers pages with a communicator (ncclCommRegister), which then sends from them and receives into them
+/// without a copy where the transport can. Without registration NCCL works, too, and copies through buffers
+/// of its own.
 class nccl_pages {
  public:
   using handle = void*;
@@ -61,17 +62,18 @@ class nccl_pages {
   ncclComm_t communicator_;
 };
 
-/// The registrations of a pool's pages with one communicator, see page_registrations: `registered.ensure(p, bytes)` before a
-/// collective. They must end before the communicator: declare them after it, or clear() them before ncclCommDestroy. No collective
-/// that uses a buffer may still run when its registration ends.
+/// The registrations of a pool's pages with one communicator, see page_registrations: `registered.ensure(p,
+/// bytes)` before a collective. They must end before the communicator: declare them after it, or clear() them
+/// before ncclCommDestroy. No collective that uses a buffer may still run when its registration ends.
 ///
-/// The pool must have been made with `pooled{.handles = handles_per_block::one}`, on all ranks. NCCL uses only buffers that lie in one
-/// handle in place. If one registration covered several handles, NCCL up to 2.30 would use the address of one for the others
-/// (NVIDIA/nccl#2362); and NCCL does not allow that some ranks of a collective use registered buffers and others do not, which would
-/// depend on where each rank's pool found memory. Buffers of other pools work without registration: NCCL copies them.
+/// The pool must have been made with `pooled{.handles = handles_per_block::one}`, on all ranks. NCCL uses
+/// only buffers that lie in one handle in place. If one registration covered several handles, NCCL up to 2.30
+/// would use the address of one for the others (NVIDIA/nccl#2362); and NCCL does not allow that some ranks of
+/// a collective use registered buffers and others do not, which would depend on where each rank's pool found
+/// memory. Buffers of other pools work without registration: NCCL copies them.
 ///
-/// NCCL's windows (ncclCommWindowRegister) are not used: all ranks must register the same offsets at the same time, and each rank's
-/// pool decides for itself where a block lies.
+/// NCCL's windows (ncclCommWindowRegister) are not used: all ranks must register the same offsets at the same
+/// time, and each rank's pool decides for itself where a block lies.
 template <class Memory>
 using nccl_registrations = page_registrations<Memory, nccl_pages>;
 

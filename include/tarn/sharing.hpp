@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory that others use, too: the physical segments behind a block, pins that keep them in place, registrations with libraries, and
-// blocks for other processes and devices. Opt-in; needs POSIX.
+// Memory that others use, too: the physical segments behind a block, pins that keep them in place,
+// registrations with libraries, and blocks for other processes and devices. Opt-in; needs POSIX.
 
 #include "tarn/tarn.hpp"
 

@@ -15,8 +15,8 @@
 
 namespace TARN_NAMESPACE {
 
-/// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200, `sim_pool{sim_pages{machine.driver(0)}}` a
-/// user-defined machine.
+/// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200,
+/// `sim_pool{sim_pages{machine.driver(0)}}` a user-defined machine.
 using sim_pool = pool_over<sim_pages>;
 /// An owning stream of the simulated device.
 using sim_stream = basic_stream<sim_driver>;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tarn: GPU memory for C++. The folders, lowest first; each includes only itself and those above it in this list:
+// tarn: GPU memory for C++. The folders, lowest first; each includes only itself and those above it in this
+// list:
 //
 //   core/    basic types: bytes, streams, errors, the concepts, and shared_resource<>, the handle of every composed resource
 //   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and (tarn/sim.hpp) a simulated one
@@ -23,7 +24,8 @@
 //   sharing/  memory for other processes and for communication libraries (tarn/sharing.hpp)
 //   report/   statistics, snapshots and tables, named as in PyTorch
 //
-// The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
+// The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp,
+// tarn/cuda_mr.hpp.
 
 #include "tarn/core/config.hpp"
 #include "tarn/version.hpp"

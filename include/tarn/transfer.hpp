@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Moving memory: batches between host and device, work split to fit free memory, lower precision, eviction, several devices.
-// Opt-in: it takes as long to compile as the pool.
+// Moving memory: batches between host and device, work split to fit free memory, lower precision, eviction,
+// several devices. Opt-in: it takes as long to compile as the pool.
 
 #include "tarn/tarn.hpp"
 

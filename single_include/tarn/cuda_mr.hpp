@@ -3,9 +3,9 @@
 // tarn/cuda_mr.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/cuda_mr.hpp
-// CCCL memory resource interoperability, in both directions: every tarn resource is a cuda::mr resource of the toolkit's
-// generation, and from_cuda_resource() turns any CCCL resource into a tarn resource that can be pooled, limited and tracked.
-// Opt-in: it includes <cuda/memory_resource> (0.4 to 1.2 s to compile).
+// CCCL memory resource interoperability, in both directions: every tarn resource is a cuda::mr resource of
+// the toolkit's generation, and from_cuda_resource() turns any CCCL resource into a tarn resource that can be
+// pooled, limited and tracked. Opt-in: it includes <cuda/memory_resource> (0.4 to 1.2 s to compile).
 //
 // | CCCL            | synchronous concept  | stream-ordered concept | references               |
 // |-----------------|----------------------|------------------------|--------------------------|
@@ -22,8 +22,8 @@
 #include <tarn-needs-CCCL-2.3>  // ends the compilation: what follows would only be errors that mislead
 #endif
 
-// Up to 3.1, parts of <cuda/memory_resource> exist only if this is defined before the first inclusion. Nothing else reads it,
-// so it is undefined again below.
+// Up to 3.1, parts of <cuda/memory_resource> exist only if this is defined before the first inclusion.
+// Nothing else reads it, so it is undefined again below.
 #if CCCL_VERSION < 3002000 && !defined(LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE)
 #if CCCL_VERSION < 3001000 && defined(_CUDA_MEMORY_RESOURCE)
 #error "tarn: include tarn/cuda_mr.hpp first, or define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"
@@ -55,8 +55,8 @@
 #include <utility>
 
 // ---- tarn/core/errors_as.hpp
-// Translation of tarn's exceptions into those of another library, for the interop headers: errors_as<> names two exception
-// types, and a class with a function of its own does anything else.
+// Translation of tarn's exceptions into those of another library, for the interop headers: errors_as<> names
+// two exception types, and a class with a function of its own does anything else.
 
 #include <concepts>
 #include <exception>
@@ -81,11 +81,12 @@ struct own_errors {
   [[noreturn]] static void rethrow() { throw; }
 };
 
-/// Throws OutOfMemory in place of tarn::out_of_memory, and Other in place of tarn's other exceptions and of a std::bad_alloc of
-/// the host. Both are constructed from what(). Exceptions of other types, such as those of a handler of the user's, pass
-/// unchanged, as do exceptions that are an OutOfMemory or an Other already.
+/// Throws OutOfMemory in place of tarn::out_of_memory, and Other in place of tarn's other exceptions and of a
+/// std::bad_alloc of the host. Both are constructed from what(). Exceptions of other types, such as those of
+/// a handler of the user's, pass unchanged, as do exceptions that are an OutOfMemory or an Other already.
 ///
-/// tarn's exception stays reachable: catch the new one and call std::rethrow_if_nested on it, for the numbers of its report.
+/// tarn's exception stays reachable: catch the new one and call std::rethrow_if_nested on it, for the numbers
+/// of its report.
 template <class OutOfMemory, class Other = OutOfMemory>
   requires std::constructible_from<OutOfMemory, char const*> && std::constructible_from<Other, char const*>
 struct errors_as {
@@ -104,7 +105,8 @@ struct errors_as {
 
  private:
   [[noreturn]] static void throw_other(auto const& error) { std::throw_with_nested(Other(error.what())); }
-  /// Whether the exception being handled is a Theirs. Not a handler beside those above: the two types may be one.
+  /// Whether the exception being handled is a Theirs. Not a handler beside those above: the two types may be
+  /// one.
   template <class Theirs>
   [[nodiscard]] static bool is_theirs() noexcept {
     try {
@@ -142,7 +144,8 @@ static_assert(error_translation<own_errors>);
 
 namespace TARN_NAMESPACE {
 
-// Properties: CCCL finds these by argument-dependent lookup. Types outside this namespace need as_cuda_resource().
+// Properties: CCCL finds these by argument-dependent lookup. Types outside this namespace need
+// as_cuda_resource().
 
 namespace detail {
 /// CCCL evaluates this for arbitrary types, so it must be well-formed for types without properties.
@@ -203,7 +206,8 @@ template <class Resource>
 struct cuda_resource_base {};
 #endif
 
-/// Maps the properties of a CCCL resource to tarn's tags. A resource without properties is taken to be device memory.
+/// Maps the properties of a CCCL resource to tarn's tags. A resource without properties is taken to be device
+/// memory.
 template <class R>
 using properties_of = std::conditional_t<
     ::cuda::has_property<R, ::cuda::mr::host_accessible>,
@@ -223,11 +227,13 @@ template <class Error>
 
 }  // namespace detail
 
-/// A tarn resource with all of CCCL's interface: the members of its generation, the list of properties (which cuda::buffer
-/// needs), and get_memory_resource, so that it can be used as an environment. tarn's own resources need it for cuda::buffer
-/// only; a user-defined resource outside namespace tarn needs it to expose its properties.
+/// A tarn resource with all of CCCL's interface: the members of its generation, the list of properties (which
+/// cuda::buffer needs), and get_memory_resource, so that it can be used as an environment. tarn's own
+/// resources need it for cuda::buffer only; a user-defined resource outside namespace tarn needs it to expose
+/// its properties.
 ///
-/// @tparam Errors  what is thrown in place of tarn's exceptions, where the code above catches its own: see core/errors_as.hpp.
+/// @tparam Errors  what is thrown in place of tarn's exceptions, where the code above catches its own: see
+/// core/errors_as.hpp.
 ///                 `cuda_resource<device_pool, errors_as<rmm::out_of_memory, rmm::bad_alloc>>` can be RMM's device resource
 template <resource Resource, error_translation Errors = own_errors>
 class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource, Errors>>,
@@ -288,26 +294,28 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource, 
   Resource memory_;
 };
 
-/// Wraps a tarn resource for CCCL; see cuda_resource. Costs one copy of the handle. `as_cuda_resource<Errors>(memory)` also
-/// translates its exceptions.
+/// Wraps a tarn resource for CCCL; see cuda_resource. Costs one copy of the handle.
+/// `as_cuda_resource<Errors>(memory)` also translates its exceptions.
 template <error_translation Errors = own_errors, resource Resource>
 [[nodiscard]] cuda_resource<Resource, Errors> as_cuda_resource(Resource memory) {
   return cuda_resource<Resource, Errors>(std::move(memory));
 }
 
-/// The enclosing class of cuda_resource_source. The source is a nested class so that any_resource, as a template argument, is
-/// not an associated class: its friends accept anything that converts to it, and checking whether a class around it is
-/// swappable would then depend on itself.
+/// The enclosing class of cuda_resource_source. The source is a nested class so that any_resource, as a
+/// template argument, is not an associated class: its friends accept anything that converts to it, and
+/// checking whether a class around it is swappable would then depend on itself.
 template <class CudaResource, class D>
 struct cuda_source_of {
   class source;
 };
 
-/// A CCCL resource as a tarn source. Holds it by value: pass cuda::mr::any_resource, a reference type, or a handle type. Its
-/// CCCL properties describe the memory; the caller supplies the driver of its device.
+/// A CCCL resource as a tarn source. Holds it by value: pass cuda::mr::any_resource, a reference type, or a
+/// handle type. Its CCCL properties describe the memory; the caller supplies the driver of its device.
 ///
-/// A resource that is not stream-ordered is used like cudaMalloc: deallocate waits on the host for the stream.
-/// @throws out_of_memory  CCCL's resource throws std::bad_alloc or an out-of-memory cuda_error; others pass through
+/// A resource that is not stream-ordered is used like cudaMalloc: deallocate waits on the host for the
+/// stream.
+/// @throws out_of_memory  CCCL's resource throws std::bad_alloc or an out-of-memory cuda_error; others pass
+/// through
 template <class CudaResource, stream_driver D = cuda_driver>
   requires detail::cuda_blocks<CudaResource> && std::copyable<CudaResource>
 using cuda_resource_source = typename cuda_source_of<CudaResource, D>::source;

@@ -3,8 +3,9 @@
 // tarn/diagnostics.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/diagnostics.hpp
-// Memory diagnostics: live bytes by tag and by source line, where a device's memory went, snapshots as pages and files. Opt-in:
-// programs that do not use them need not compile them. Call stacks are separate: tarn/debug/backtrace.hpp.
+// Memory diagnostics: live bytes by tag and by source line, where a device's memory went, snapshots as pages
+// and files. Opt-in: programs that do not use them need not compile them. Call stacks are separate:
+// tarn/debug/backtrace.hpp.
 
 // ---- tarn/debug/log_line.hpp
 // A logged call as a line of comma-separated values, built without allocating.
@@ -21,7 +22,8 @@
 #include <utility>
 
 // ---- tarn/core/tag.hpp
-// Names for memory: a tag is a number that stands for a name kept for the life of the process, cheap to copy and compare.
+// Names for memory: a tag is a number that stands for a name kept for the life of the process, cheap to copy
+// and compare.
 
 #include <atomic>
 #include <cstddef>
@@ -33,11 +35,12 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// The table of names, each stored once until the process ends. Uses no heap and no constructor: 66 KiB of zeros until a name
-/// is added.
+/// The table of names, each stored once until the process ends. Uses no heap and no constructor: 66 KiB of
+/// zeros until a name is added.
 class tag_names {
  public:
-  /// Maximum number of tags; the first means none, the last stands for all names added after the table is full.
+  /// Maximum number of tags; the first means none, the last stands for all names added after the table is
+  /// full.
   static constexpr std::uint32_t most = 1024;
   /// Maximum bytes of a name.
   static constexpr std::size_t longest = 63;
@@ -71,7 +74,8 @@ class tag_names {
     for (char const c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
     return (hash ^ hash >> 16) % slot_count;
   }
-  /// Searches from slot `at`, which is set to the name's slot, or to the slot where it would be inserted. Returns 0 if absent.
+  /// Searches from slot `at`, which is set to the name's slot, or to the slot where it would be inserted.
+  /// Returns 0 if absent.
   [[nodiscard]] std::uint32_t find(std::string_view name, std::uint32_t& at) const noexcept {
     for (;; at = (at + 1) % slot_count) {
       std::uint32_t const number = slots_[at].load(std::memory_order_acquire);
@@ -88,9 +92,10 @@ inline constinit tag_names known_tags{};
 
 }  // namespace detail
 
-/// A name for memory: "weights", "activations". Equal names are equal tags throughout the process, for its whole life. Names
-/// are truncated at 63 bytes and at a zero; after 1,022 names, all further ones share the tag "other tags". Constructing one
-/// costs a hash of the name and cannot fail; copying and comparing cost as much as for a number. Thread-safe.
+/// A name for memory: "weights", "activations". Equal names are equal tags throughout the process, for its
+/// whole life. Names are truncated at 63 bytes and at a zero; after 1,022 names, all further ones share the
+/// tag "other tags". Constructing one costs a hash of the name and cannot fail; copying and comparing cost as
+/// much as for a number. Thread-safe.
 class tag {
  public:
   /// No tag: "untagged".
@@ -108,8 +113,8 @@ class tag {
   [[nodiscard]] char const* name() const noexcept { return detail::known_tags.name_of(id_); }
   friend constexpr bool operator==(tag, tag) noexcept = default;
 
-  /// Returns the tag of an allocation made here on this thread: the call's own, else that of its handle (policy/tagged), else
-  /// that of the innermost tag_scope.
+  /// Returns the tag of an allocation made here on this thread: the call's own, else that of its handle
+  /// (policy/tagged), else that of the innermost tag_scope.
   [[nodiscard]] static tag current() noexcept {
     std::uint32_t const of_call = location_scope::current_tag_id();
     return of_call != 0 ? from_id(of_call) : of_scope();
@@ -124,8 +129,9 @@ class tag {
 inline attribution::attribution(tag const& name, source_location at) noexcept
     : where(at), tag_id(name.id()) {}
 
-/// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest; the
-/// innermost one applies. They may end in any order, each on the thread that began it. Costs two writes of a thread-local word.
+/// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`.
+/// Scopes nest; the innermost one applies. They may end in any order, each on the thread that began it. Costs
+/// two writes of a thread-local word.
 class [[nodiscard]] tag_scope {
  public:
   explicit tag_scope(tag name) noexcept : name_(name) { chain::begin(*this); }
@@ -175,7 +181,8 @@ struct call_record {
 
 /// Which moments of a call are logged.
 enum class log_moments {
-  /// An allocation when its outcome is known, a deallocation (pending) before it is made: the records of an address are in an
+  /// An allocation when its outcome is known, a deallocation (pending) before it is made: the records of an
+  /// address are in an
   /// order that happened.
   once,
   /// Each call before it is made and after.
@@ -191,13 +198,13 @@ struct log_function {
 };
 }  // namespace detail
 
-/// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain function. Costs
-/// what the hook costs; a stack without this policy has no cost.
+/// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain
+/// function. Costs what the hook costs; a stack without this policy has no cost.
 ///
-/// The hook may be called from several threads at once, and must not allocate or free through this memory. It may throw. From a
-/// successful allocation its exception reaches the caller, after the block was given back: nothing has changed. From a failed
-/// allocation the upstream's own exception is passed on instead. From a deallocation, which never throws, the hook's exception
-/// is dropped.
+/// The hook may be called from several threads at once, and must not allocate or free through this memory. It
+/// may throw. From a successful allocation its exception reaches the caller, after the block was given back:
+/// nothing has changed. From a failed allocation the upstream's own exception is passed on instead. From a
+/// deallocation, which never throws, the hook's exception is dropped.
 template <class Hook = detail::log_function>
   requires std::invocable<Hook&, call_record const&>
 struct logged {
@@ -291,9 +298,9 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 
 }  // namespace detail
 
-/// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of log_line_header. The
-/// stream is its handle. The file is cut to its last 63 bytes and the function to its first 63, in whole characters, so that a
-/// line is never cut.
+/// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of
+/// log_line_header. The stream is its handle. The file is cut to its last 63 bytes and the function to its
+/// first 63, in whole characters, so that a line is never cut.
 [[nodiscard]] inline message<640> format_log_line(call_record const& call) noexcept {
   constexpr std::size_t most = 63;
   message<640> line;
@@ -311,15 +318,16 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/debug/nvtx_ranged.hpp
-// nvtx_ranged: a profiler range around each call, so that Nsight Systems shows a pool's calls next to the kernels.
+// nvtx_ranged: a profiler range around each call, so that Nsight Systems shows a pool's calls next to the
+// kernels.
 
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 // ---- tarn/driver/nvtx_ranges.hpp
-// Ranges and names for profilers such as Nsight Systems, through NVTX. Empty without CUDA's headers; without a profiler, each
-// call costs one pointer test.
+// Ranges and names for profilers such as Nsight Systems, through NVTX. Empty without CUDA's headers; without
+// a profiler, each call costs one pointer test.
 
 #include <atomic>
 #include <cstdint>
@@ -365,8 +373,8 @@ class nvtx_text {
   void* handle_ = nullptr;
 };
 
-/// A range on this thread in the domain "tarn", from construction to destruction, with a number that the profiler displays.
-/// Ranges of a thread nest.
+/// A range on this thread in the domain "tarn", from construction to destruction, with a number that the
+/// profiler displays. Ranges of a thread nest.
 class [[nodiscard]] nvtx_range {
  public:
   /// @param bytes     the payload
@@ -425,7 +433,8 @@ inline constinit std::atomic<std::uint32_t> nvtx_categories{0};
   return made;
 }
 
-/// Names a CUDA stream's row in the profiler. For CUDA streams only: a profiler does not know simulated streams.
+/// Names a CUDA stream's row in the profiler. For CUDA streams only: a profiler does not know simulated
+/// streams.
 inline void name_stream([[maybe_unused]] stream_ref stream, [[maybe_unused]] char const* name) noexcept {
 #if TARN_HAS_NVTX_RANGES
   nvtxNameCudaStreamA(stream.get(), name);
@@ -439,9 +448,10 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class nvtx_ranged_layer;
 
-/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate" in the domain
-/// "tarn", with the bytes as payload and "weights" as category. Over the pool they show the program's calls, under it the calls
-/// that reach the driver. Without a profiler the cost is one pointer test per call; without CUDA there is none.
+/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate"
+/// in the domain "tarn", with the bytes as payload and "weights" as category. Over the pool they show the
+/// program's calls, under it the calls that reach the driver. Without a profiler the cost is one pointer test
+/// per call; without CUDA there is none.
 struct nvtx_ranged {
   /// Read when the layer is made; long names are cut to the first 63 bytes. Null: "pool", as without a name.
   char const* name = "pool";
@@ -533,8 +543,8 @@ template <class Clock>
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/debug/call_stack.hpp
-// Call stacks as a hook: the program chooses how to walk the stack and how to name a frame. debug/backtrace.hpp provides
-// glibc's.
+// Call stacks as a hook: the program chooses how to walk the stack and how to name a frame.
+// debug/backtrace.hpp provides glibc's.
 
 #include <cstddef>
 
@@ -555,7 +565,8 @@ struct history_frame {
   std::string function;
 };
 
-/// A block that is handed out. Address and bytes are those of the pool's block, with the fences of layers below.
+/// A block that is handed out. Address and bytes are those of the pool's block, with the fences of layers
+/// below.
 struct history_block {
   std::uintptr_t address = 0;
   std::size_t requested = 0;   ///< bytes requested by the caller
@@ -566,7 +577,8 @@ struct history_block {
   std::uint64_t time_ns = 0;   ///< since memory_history::started_ns
 };
 
-/// A block that its user has freed, and that a layer below keeps from reuse, as the quarantine of `checked` does.
+/// A block that its user has freed, and that a layer below keeps from reuse, as the quarantine of `checked`
+/// does.
 struct kept_block {
   std::uintptr_t address = 0;
   std::size_t requested = 0;
@@ -612,10 +624,12 @@ struct memory_history {
 
 namespace TARN_NAMESPACE {
 
-/// How call stacks are captured and, much later, named. Both functions are called from any thread and must not allocate from
-/// the memory that is watched. An exception from `capture` ends the program; one from `name` propagates from record().
+/// How call stacks are captured and, much later, named. Both functions are called from any thread and must
+/// not allocate from the memory that is watched. An exception from `capture` ends the program; one from
+/// `name` propagates from record().
 struct stack_hooks {
-  /// Writes the return addresses of the calling thread, innermost first; returns their number, at most `most`. Null: no stacks.
+  /// Writes the return addresses of the calling thread, innermost first; returns their number, at most
+  /// `most`. Null: no stacks.
   std::size_t (*capture)(void** frames, std::size_t most) = nullptr;
   /// Fills in what is known of one address. Called only when a record is made. Null: the address as a number.
   void (*name)(void* frame, history_frame& out) = nullptr;
@@ -657,7 +671,8 @@ class location_table {
     std::size_t depth = 0;
   };
 
-  /// The number of an origin, from 1; 0 if nothing is known of it, or if `most` are stored already. O(1) plus the depth.
+  /// The number of an origin, from 1; 0 if nothing is known of it, or if `most` are stored already. O(1) plus
+  /// the depth.
   /// @throws std::bad_alloc  nothing has changed
   std::uint32_t number_of(call_origin const& o, std::size_t most) {
     if (o.where.line == 0 && o.depth == 0) return 0;
@@ -700,7 +715,8 @@ class location_table {
     for (std::size_t i = 0; i < o.depth; ++i) mix(o.frames[i]);
     return hash;
   }
-  /// Texts are static: equal pointers are equal texts. A location is stored twice if a compiler emitted its text twice.
+  /// Texts are static: equal pointers are equal texts. A location is stored twice if a compiler emitted its
+  /// text twice.
   [[nodiscard]] bool is_same(known_location const& known, call_origin const& o) const noexcept {
     if (known.where.file != o.where.file || known.where.line != o.where.line ||
         known.where.function != o.where.function || known.depth != o.depth) {
@@ -730,10 +746,10 @@ struct tag_account {
   std::uint64_t allocations = 0;
 };
 
-/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a call of the layer
-/// below. Under contention one thread makes the records of the others, too, so that they stay in its processor's cache. Host
-/// memory: 48 bytes and an index of 32 to 64 per live block (room is kept for the peak number), 56 per event of the ring, 40
-/// per tag, 48 per location and 8 per frame of its stack.
+/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a
+/// call of the layer below. Under contention one thread makes the records of the others, too, so that they
+/// stay in its processor's cache. Host memory: 48 bytes and an index of 32 to 64 per live block (room is kept
+/// for the peak number), 56 per event of the ring, 40 per tag, 48 per location and 8 per frame of its stack.
 class history_log {
  public:
   /// @throws std::bad_alloc
@@ -741,8 +757,8 @@ class history_log {
     ring_.resize(history);
   }
 
-  /// Records a block that was handed out. `b` holds its address, its numbers and its tag id; the location is looked up from
-  /// `origin`.
+  /// Records a block that was handed out. `b` holds its address, its numbers and its tag id; the location is
+  /// looked up from `origin`.
   /// @throws std::bad_alloc  nothing has changed
   void note_allocation(history_block const& b, call_origin const& origin) {
     bool refused = false;
@@ -804,8 +820,8 @@ class history_log {
     std::lock_guard const guard(lock_);
     return counted();
   }
-  /// Calls `take(*this)` under the lock if all of it fits `room`; returns false if more was added meanwhile. `take` must
-  /// neither throw nor call the memory that it records.
+  /// Calls `take(*this)` under the lock if all of it fits `room`; returns false if more was added meanwhile.
+  /// `take` must neither throw nor call the memory that it records.
   template <class Take>
   [[nodiscard]] bool copy(sizes const& room, Take const& take) noexcept {
     std::lock_guard const guard(lock_);
@@ -945,15 +961,16 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class with_history_layer;
 
-/// `cuda_pages{} | pooled{} | with_history{.history = 100'000}`: records each live block with its line, tag, stream and time, and
-/// the latest calls.
+/// `cuda_pages{} | pooled{} | with_history{.history = 100'000}`: records each live block with its line, tag,
+/// stream and time, and the latest calls.
 struct with_history {
-  /// Number of events kept; the oldest are overwritten. If it is not 0, the pool below also records what it takes from the
-  /// driver, see remember_growth(), unless a user's clock is set.
+  /// Number of events kept; the oldest are overwritten. If it is not 0, the pool below also records what it
+  /// takes from the driver, see remember_growth(), unless a user's clock is set.
   std::size_t history = 0;
   stack_hooks
       stacks{};  ///< also captures call stacks: `.stacks = tarn::backtrace_stacks()` (debug/backtrace)
-  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from then on.
+  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start,
+  /// steady from then on.
   std::uint64_t (*clock)() = nullptr;
   std::size_t locations =
       65'536;  ///< distinct lines, or stacks, that are stored; further ones have no location
@@ -962,18 +979,20 @@ struct with_history {
   using layer = with_history_layer<Upstream>;
 };
 
-/// Thread-safe. Events are in an order that happened: a block is recorded after it was handed out and before it is freed, so an
-/// address is never live twice. One short lock for the records, none around the layer below. Host memory for the records is
-/// taken at allocation (see detail::history_log for how much); if there is none, the block is freed again and nothing has
-/// changed. An allocation and its free cost about 150 ns more, including two readings of the clock; with 16 threads that do
-/// nothing else, 12 µs, since they contend for the records (bench/results/watched_cuda.jsonl). A stack costs microseconds. An
-/// out_of_memory that passes through lists the tags that hold the most.
+/// Thread-safe. Events are in an order that happened: a block is recorded after it was handed out and before
+/// it is freed, so an address is never live twice. One short lock for the records, none around the layer
+/// below. Host memory for the records is taken at allocation (see detail::history_log for how much); if there
+/// is none, the block is freed again and nothing has changed. An allocation and its free cost about 150 ns
+/// more, including two readings of the clock; with 16 threads that do nothing else, 12 µs, since they contend
+/// for the records (bench/results/watched_cuda.jsonl). A stack costs microseconds. An out_of_memory that
+/// passes through lists the tags that hold the most.
 template <class Upstream>
 class with_history_layer : public resource_adaptor<with_history_layer<Upstream>, Upstream> {
   using base = resource_adaptor<with_history_layer<Upstream>, Upstream>;
 
  public:
-  /// Makes handles and owners record the location of a call for this layer, however many policies lie between.
+  /// Makes handles and owners record the location of a call for this layer, however many policies lie
+  /// between.
   static constexpr bool records_places = true;
 
   static_assert(
@@ -1022,10 +1041,11 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
     next.deallocate(r, p);
   }
 
-  /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not while memory for
-  /// the copy is allocated nor while frames are named. @throws std::bad_alloc
+  /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not
+  /// while memory for the copy is allocated nor while frames are named. @throws std::bad_alloc
   [[nodiscard]] memory_history record();
-  /// The tags that were ever used in an allocation, "untagged" first; the bytes of record(), but faster. @throws std::bad_alloc
+  /// The tags that were ever used in an allocation, "untagged" first; the bytes of record(), but faster.
+  /// @throws std::bad_alloc
   [[nodiscard]] std::vector<history_tag> tags() const;
   /// Host memory of the records, bytes: the ring, and 80 to 160 times the peak number of live blocks.
   [[nodiscard]] std::size_t host_bytes() const noexcept { return log_.host_bytes(); }
@@ -1033,7 +1053,8 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   void reset_tag_peaks() noexcept { log_.reset_peaks(); }
 
  private:
-  /// Changes of the pool's reserved memory are rare: thousands in a run with millions of calls. 32 bytes each.
+  /// Changes of the pool's reserved memory are rare: thousands in a run with millions of calls. 32 bytes
+  /// each.
   static constexpr std::size_t growth_history = 16'384;
 
   /// A tag's amounts, in the form of a record.
@@ -1045,7 +1066,8 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
     return options_.clock != nullptr ? options_.clock() - started_ns_
                                      : detail::steady_now_ns() - steady_start_;
   }
-  /// Makes the pool below record, on the same clock, what it takes from the driver, so that a history has both.
+  /// Makes the pool below record, on the same clock, what it takes from the driver, so that a history has
+  /// both.
   void note_growth() {
     if constexpr (reachable<Upstream, pool_call::note_growth_from_now>) {
       if (options_.history != 0 && options_.clock == nullptr)
@@ -1208,8 +1230,9 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class tagged_layer;
 
-/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `with_history`. A call with a tag of its own keeps
-/// it; this tag takes precedence over those of scopes. A block may be freed through any handle on the same memory.
+/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `with_history`. A call with
+/// a tag of its own keeps it; this tag takes precedence over those of scopes. A block may be freed through
+/// any handle on the same memory.
 struct tagged {
   tag name;
 
@@ -1282,8 +1305,9 @@ namespace TARN_NAMESPACE::detail {
 
 namespace TARN_NAMESPACE {
 
-/// Returns the statistics of each tag under which memory was allocated, including "untagged", sorted by bytes (descending),
-/// then by name. For memory with a `with_history` layer. Takes its lock briefly. @throws std::bad_alloc
+/// Returns the statistics of each tag under which memory was allocated, including "untagged", sorted by bytes
+/// (descending), then by name. For memory with a `with_history` layer. Takes its lock briefly. @throws
+/// std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<history_tag> memory_by_tag(Resource memory) {
   auto const ask = [](auto& layer) -> decltype(layer.tags()) { return layer.tags(); };
@@ -1297,8 +1321,9 @@ template <class Resource>
   return tags;
 }
 
-/// Returns memory_by_tag() as a table, 75 columns between its edges, with the sum last. A column has one unit, so that it can be added
-/// up by eye; numbers are truncated. Peaks are per tag and occur at different times. Names are cut, and printable whatever they hold.
+/// Returns memory_by_tag() as a table, 75 columns between its edges, with the sum last. A column has one
+/// unit, so that it can be added up by eye; numbers are truncated. Peaks are per tag and occur at different
+/// times. Names are cut, and printable whatever they hold.
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_by_tag_summary(Resource memory) {
@@ -1334,7 +1359,8 @@ template <class Resource>
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/report/explain_memory.hpp
-// explain_memory: accounts for a device's memory, for example why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
+// explain_memory: accounts for a device's memory, for example why nvidia-smi shows 1,072 MiB for a model of
+// 0.0004 MiB.
 
 #include <algorithm>
 #include <cstddef>
@@ -1345,7 +1371,8 @@ template <class Resource>
 #include <vector>
 
 // ---- tarn/report/memory_explanation.hpp
-// memory_explanation: the parts of a device's memory as numbers and as a table, with a residual that makes their sum exact.
+// memory_explanation: the parts of a device's memory as numbers and as a table, with a residual that makes
+// their sum exact.
 
 #include <charconv>
 #include <cstddef>
@@ -1411,12 +1438,13 @@ struct memory_explanation {
     for (pool_share const& p : pools) sum += p.reserved;
     return sum;
   }
-  /// Returns the bytes that count as this process's in the sum: those known to be outside the pools, plus the pools.
+  /// Returns the bytes that count as this process's in the sum: those known to be outside the pools, plus the
+  /// pools.
   [[nodiscard]] std::size_t process() const noexcept {
     return outside_pools.value_or(context.value_or(0)) + reserved();
   }
-  /// Returns the total minus all known parts. Negative if figures overlap: taken at different moments, or by a driver that
-  /// shares memory between processes.
+  /// Returns the total minus all known parts. Negative if figures overlap: taken at different moments, or by
+  /// a driver that shares memory between processes.
   [[nodiscard]] std::int64_t residual() const noexcept {
     return number(total) - number(other_processes.value_or(0)) - number(process()) -
            number(set_aside.value_or(0)) - number(free);
@@ -1590,7 +1618,8 @@ found_share share_of(Memory memory) {
           }));
       p.reserved = p.live = allocated;
     }
-    // `tracked` may also count memory of another source (fallback_to); then it does not show this pool's rounding.
+    // `tracked` may also count memory of another source (fallback_to); then it does not show this pool's
+    // rounding.
     if (allocated <= p.live) {
       p.requested = requested;
       p.rounding = allocated - requested;
@@ -1691,7 +1720,8 @@ memory_explanation explain(Subjects const&... subjects) {
   std::string why;
   device_account account = account_of(driver, why);
   bool const knows_more = account.source[0] != '\0';
-  // A management library that reports less total memory than the driver means something else (a part of it, or host memory).
+  // A management library that reports less total memory than the driver means something else (a part of it,
+  // or host memory).
   bool const fits = account.total == device_account::unknown || account.total >= e.total;
   if (!fits) account = {};
   e.source = knows_more && fits ? std::string("reported by the driver and by ") + account.source
@@ -1715,7 +1745,8 @@ memory_explanation explain(Subjects const&... subjects) {
   return e;
 }
 
-/// Less than any context uses, bytes (contexts start at some 100 MiB): a smaller change is due to other processes.
+/// Less than any context uses, bytes (contexts start at some 100 MiB): a smaller change is due to other
+/// processes.
 inline constexpr std::size_t least_context = std::size_t{32} << 20;
 
 template <class... Subjects>
@@ -1735,15 +1766,16 @@ context_cost measure(Subjects const&... subjects) {
 
 /// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`)
 /// of one device, pools of host memory, a driver or a device_id if there is no pool yet, and the result of
-/// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one. Pools of the process on the
-/// device that are not passed are one row.
+/// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one.
+/// Pools of the process on the device that are not passed are one row.
 ///
 ///   std::cout << tarn::explain_memory(pool);
 ///
-/// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is meaningful only if
-/// nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts are unknown and reported as such.
-/// Creates the device's context if there is none. Cost: NVML is initialised and shut down, 10 to 100 ms; it does not wait for
-/// the device, but for threads that grow the pools that are passed. Thread-safe.
+/// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is
+/// meaningful only if nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts
+/// are unknown and reported as such. Creates the device's context if there is none. Cost: NVML is initialised
+/// and shut down, 10 to 100 ms; it does not wait for the device, but for threads that grow the pools that are
+/// passed. Thread-safe.
 /// @throws cuda_error  the driver does not report free memory
 /// @throws misuse      a pool belongs to another device: call it once per device
 template <class... Subjects>
@@ -1754,14 +1786,15 @@ template <class... Subjects>
   return detail::explain(detail::as_subject(subjects)...);
 }
 
-/// Measures the device memory of this process's context and modules; takes the arguments of explain_memory(). Call it at
-/// program start, before anything but those pools has allocated, and pass the result to explain_memory(), which then reports
-/// other allocations separately. Modules are loaded on first use: later ones count as other allocations.
+/// Measures the device memory of this process's context and modules; takes the arguments of explain_memory().
+/// Call it at program start, before anything but those pools has allocated, and pass the result to
+/// explain_memory(), which then reports other allocations separately. Modules are loaded on first use: later
+/// ones count as other allocations.
 ///
-/// The result is what the management library reports for the process minus what the pools hold. If the library does not see the
-/// process (in a container), it is the decrease of free memory while the context is created: then this must be the program's
-/// first call on the device, and what other processes allocate in that fraction of a second is included. Otherwise unknown.
-/// Cost and errors as explain_memory(), twice.
+/// The result is what the management library reports for the process minus what the pools hold. If the
+/// library does not see the process (in a container), it is the decrease of free memory while the context is
+/// created: then this must be the program's first call on the device, and what other processes allocate in
+/// that fraction of a second is included. Otherwise unknown. Cost and errors as explain_memory(), twice.
 template <class... Subjects>
 [[nodiscard]] context_cost measure_context(Subjects const&... subjects) {
   return detail::measure(detail::as_subject(subjects)...);
@@ -1797,7 +1830,8 @@ struct profiled_line {
 
 namespace detail {
 
-/// The profiled lines of the process. Created at first use and never destroyed: lines may run during process exit.
+/// The profiled lines of the process. Created at first use and never destroyed: lines may run during process
+/// exit.
 class line_registry {
  public:
   /// Maximum number of distinct lines; calls of further ones are counted in dropped().
@@ -1849,10 +1883,10 @@ class line_registry {
 
 }  // namespace detail
 
-/// Adds the memory use of a scope to the line that declares it. The memory has a `tracked` layer, as every device_pool does. By
-/// default only calls of the current thread count: memory freed by another thread does not. Scopes nest; an outer one includes
-/// the inner ones. Costs a high-water mark while alive (see peak_scope) and one lock at the end. Throws only if the first scope
-/// cannot allocate the table.
+/// Adds the memory use of a scope to the line that declares it. The memory has a `tracked` layer, as every
+/// device_pool does. By default only calls of the current thread count: memory freed by another thread does
+/// not. Scopes nest; an outer one includes the inner ones. Costs a high-water mark while alive (see
+/// peak_scope) and one lock at the end. Throws only if the first scope cannot allocate the table.
 template <class Resource>
 class [[nodiscard]] line_profile_scope {
  public:
@@ -1906,7 +1940,8 @@ namespace TARN_NAMESPACE {
 /// Whether the table shows the text of the lines, read from the source files if they are readable.
 enum class source_text { shown, left_out };
 
-/// Returns the memory use of each profiled line since program start or the last reset_line_profile(), by file and line.
+/// Returns the memory use of each profiled line since program start or the last reset_line_profile(), by file
+/// and line.
 /// @throws std::bad_alloc
 [[nodiscard]] inline std::vector<profiled_line> line_profile() {
   std::vector<profiled_line> lines;
@@ -1964,8 +1999,9 @@ class source_lines {
 
 }  // namespace detail
 
-/// Returns the profile as a table: a heading per file, then per line its number, calls, change of live bytes over all calls,
-/// the highest use above the start of a call, and the source text or the function. @throws std::bad_alloc
+/// Returns the profile as a table: a heading per file, then per line its number, calls, change of live bytes
+/// over all calls, the highest use above the start of a call, and the source text or the function. @throws
+/// std::bad_alloc
 [[nodiscard]] inline std::string line_profile_table(source_text source = source_text::shown) {
   detail::source_lines sources;
   std::string out;
@@ -2001,8 +2037,9 @@ class source_lines {
 #include <string_view>
 
 // ---- tarn/report/perfetto.hpp
-// A snapshot's history in Chrome's trace format, for ui.perfetto.dev and chrome://tracing. Contains counters of live and
-// reserved bytes and of each tag, larger blocks as slices from allocation to free, and refused requests as markers.
+// A snapshot's history in Chrome's trace format, for ui.perfetto.dev and chrome://tracing. Contains counters
+// of live and reserved bytes and of each tag, larger blocks as slices from allocation to free, and refused
+// requests as markers.
 
 #include <algorithm>
 #include <cstddef>
@@ -2014,8 +2051,8 @@ class source_lines {
 #include <vector>
 
 // ---- tarn/report/json_text.hpp
-// json_text: an incremental JSON writer that places commas, quotes and escapes correctly for any text. Allocates only for the
-// current escaped text.
+// json_text: an incremental JSON writer that places commas, quotes and escapes correctly for any text.
+// Allocates only for the current escaped text.
 
 #include <charconv>
 #include <cstddef>
@@ -2027,7 +2064,8 @@ class source_lines {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Where the text stands. In a script element `<`, `>` and `&` are escaped, so that no text can end the element or begin a comment.
+/// Where the text stands. In a script element `<`, `>` and `&` are escaped, so that no text can end the
+/// element or begin a comment.
 enum class json_in : std::uint8_t { file, script };
 
 class json_text {
@@ -2165,8 +2203,8 @@ class json_text {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/report/snapshot.hpp
-// A snapshot: the state of a pool at one moment and its history, as plain data. Writers turn it into files: pickle (PyTorch's
-// memory_viz), timeline_html, perfetto, snapshot_json.
+// A snapshot: the state of a pool at one moment and its history, as plain data. Writers turn it into files:
+// pickle (PyTorch's memory_viz), timeline_html, perfetto, snapshot_json.
 
 #include <cstddef>
 #include <cstdint>
@@ -2177,7 +2215,8 @@ namespace TARN_NAMESPACE {
 
 enum class block_use : std::uint8_t {
   live,  ///< allocated (PyTorch: active_allocated)
-  /// Freed, but another stream that used it has not finished, a graph uses it, or `checked` keeps it (active_pending_free).
+  /// Freed, but another stream that used it has not finished, a graph uses it, or `checked` keeps it
+  /// (active_pending_free).
   deferred,
   cached  ///< free for reuse (inactive)
 };
@@ -2185,8 +2224,8 @@ enum class block_use : std::uint8_t {
 struct snapshot_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  /// Set for a live block that a `with_history` layer saw, and for a deferred one (the size requested from the pool if the history
-  /// lacks its allocation); otherwise 0.
+  /// Set for a live block that a `with_history` layer saw, and for a deferred one (the size requested from
+  /// the pool if the history lacks its allocation); otherwise 0.
   std::size_t requested = 0;
   block_use use = block_use::cached;
   stream_id stream = 0;        ///< of the allocation; of a cached block: the last possible user; 0: unowned
@@ -2198,8 +2237,9 @@ struct snapshot_block {
 };
 
 enum class segment_kind : std::uint8_t {
-  pages,  ///< consecutive physical handles, at their original addresses
-  view,  ///< one live block remapped from handles of several locations; these are not listed at their original addresses
+  pages,    ///< consecutive physical handles, at their original addresses
+  view,     ///< one live block remapped from handles of several locations; these are not listed at their
+            ///< original addresses
   upstream  ///< one block of the resource below a pool that has no pages
 };
 
@@ -2209,7 +2249,8 @@ struct snapshot_piece {
   std::size_t bytes = 0;
 };
 
-/// An address range backed by memory; its blocks tile it. The bytes of all segments add up to the pool's reserved bytes.
+/// An address range backed by memory; its blocks tile it. The bytes of all segments add up to the pool's
+/// reserved bytes.
 struct snapshot_segment {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
@@ -2256,7 +2297,8 @@ struct snapshot {
 namespace TARN_NAMESPACE {
 
 struct perfetto_options {
-  /// Smaller blocks are only counted: a slice takes 300 bytes of the file, and viewers handle some 100,000 of them.
+  /// Smaller blocks are only counted: a slice takes 300 bytes of the file, and viewers handle some 100,000 of
+  /// them.
   std::size_t least_slice_bytes = 1_MiB;
 };
 
@@ -2430,17 +2472,18 @@ class perfetto_writer {
 
 }  // namespace detail
 
-/// Writes a snapshot's history in Chrome's JSON trace format; times are microseconds since the snapshot's start. Errors are
-/// reported by the stream's state. Where no calls were recorded, live bytes are a single value, at the snapshot's time. Some 80 bytes of the file per counter step; two steps per allocation or free with tags, else
-/// one.
+/// Writes a snapshot's history in Chrome's JSON trace format; times are microseconds since the snapshot's
+/// start. Errors are reported by the stream's state. Where no calls were recorded, live bytes are a single
+/// value, at the snapshot's time. Some 80 bytes of the file per counter step; two steps per allocation or
+/// free with tags, else one.
 inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_options const& options = {}) {
   detail::perfetto_writer(out, s, options).write();
 }
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/report/pickle.hpp
-// A snapshot in the format of PyTorch's tools: drop the file on pytorch.org/memory_viz, or run `python _memory_viz.py
-// stats|trace|segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
+// A snapshot in the format of PyTorch's tools: drop the file on pytorch.org/memory_viz, or run `python
+// _memory_viz.py stats|trace|segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
 
 #include <cstddef>
 #include <cstdint>
@@ -2449,8 +2492,9 @@ inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_option
 #include <utility>
 
 // ---- tarn/report/pickle_text.hpp
-// An incremental writer of pickles of protocol 4: dictionaries, lists, strings, integers, pairs, and references to earlier
-// values. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes a batch as the arguments of one call).
+// An incremental writer of pickles of protocol 4: dictionaries, lists, strings, integers, pairs, and
+// references to earlier values. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes
+// a batch as the arguments of one call).
 
 #include <cstddef>
 #include <cstdint>
@@ -2569,9 +2613,10 @@ class pickle_text {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/report/viewer_history.hpp
-// A history that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing events from the last
-// one backwards, and fails if an event does not fit: each block must lie in a segment for its whole lifetime, and a segment
-// that is removed must exist. So the history is first undone here, and the segment changes that the viewer needs are recorded:
+// A history that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing
+// events from the last one backwards, and fails if an event does not fit: each block must lie in a segment
+// for its whole lifetime, and a segment that is removed must exist. So the history is first undone here, and
+// the segment changes that the viewer needs are recorded:
 //
 //   handles created and released  the parts of them at their original addresses at that moment
 //   a view's block                its segment is added with it; meanwhile its pieces leave their original addresses
@@ -2619,8 +2664,8 @@ class viewer_history {
   [[nodiscard]] reported_as reported(std::size_t event) const noexcept { return reported_[event]; }
   /// Returns the segment changes in the order of the events.
   [[nodiscard]] std::vector<segment_change> const& changes() const noexcept { return changes_; }
-  /// Whether segments consist of pages, which join with adjacent ones and may be split (PyTorch: expandable segments);
-  /// otherwise each is added and removed as a whole.
+  /// Whether segments consist of pages, which join with adjacent ones and may be split (PyTorch: expandable
+  /// segments); otherwise each is added and removed as a whole.
   [[nodiscard]] bool is_expandable() const noexcept { return expandable_; }
 
  private:
@@ -2632,7 +2677,8 @@ class viewer_history {
     bool deferred = false;  ///< and its free is not undone yet
   };
 
-  /// Number of handles that are rechecked after each allocation; further ones appear as present from the start.
+  /// Number of handles that are rechecked after each allocation; further ones appear as present from the
+  /// start.
   static constexpr std::size_t most_late = 64;
 
   void begin_with(snapshot_segment const& segment) {
@@ -2824,8 +2870,8 @@ class snapshot_pickler {
     pickle_.word(value);
   }
 
-  /// Writes the frames of a location, innermost first, with the tag as the outermost: flame graphs group by it, and every view
-  /// shows it.
+  /// Writes the frames of a location, innermost first, with the tag as the outermost: flame graphs group by
+  /// it, and every view shows it.
   void frames(std::uint32_t tag, std::uint32_t location) {
     pickle_.word("frames");
     auto const known = frames_.find({tag, location});
@@ -2888,7 +2934,8 @@ class snapshot_pickler {
     pickle_.number(graph_memory);
     pickle_.end_pair();
   }
-  /// Returns the requested bytes of a block, which PyTorch always has; where tarn does not know them, the whole block.
+  /// Returns the requested bytes of a block, which PyTorch always has; where tarn does not know them, the
+  /// whole block.
   static std::size_t requested_of(snapshot_block const& b) noexcept {
     return b.requested != 0 || b.use == block_use::cached ? b.requested : b.bytes;
   }
@@ -2955,12 +3002,12 @@ class snapshot_pickler {
 
 }  // namespace detail
 
-/// Writes a snapshot as a pickle of protocol 4. Errors are reported by the stream's state. `size` of an event is the requested
-/// bytes, as in PyTorch; times are microseconds since 1970; the default stream is 0; the tag is the outermost frame,
-/// "tag:0:NAME". Handles are written as segment_map and segment_unmap, as PyTorch's expandable segments; over blocks
-/// segment_alloc and segment_free. An event without a segment in the history gets one; an event that contradicts the final
-/// state is omitted: see viewer_history.hpp. Host memory: one byte per event, 50 per live block, 64 KiB. Some 60 bytes of the
-/// file per event.
+/// Writes a snapshot as a pickle of protocol 4. Errors are reported by the stream's state. `size` of an event
+/// is the requested bytes, as in PyTorch; times are microseconds since 1970; the default stream is 0; the tag
+/// is the outermost frame, "tag:0:NAME". Handles are written as segment_map and segment_unmap, as PyTorch's
+/// expandable segments; over blocks segment_alloc and segment_free. An event without a segment in the history
+/// gets one; an event that contradicts the final state is omitted: see viewer_history.hpp. Host memory: one
+/// byte per event, 50 per live block, 64 KiB. Some 60 bytes of the file per event.
 inline void write_pickle(std::ostream& out, snapshot const& s) {
   detail::snapshot_pickler(out, s).write();
 }
@@ -2982,9 +3029,10 @@ inline void write_pickle(std::ostream& out, snapshot const& s) {
 //    "events":   [{"kind": "allocate" | "free" | "refused" | "reserve" | "release",
 //                  "address", "bytes", "requested", "stream", "tag", "location", "time_ns"}]}
 //
-// Bytes, counts, streams and times are numbers; a time is nanoseconds since started_ns, which is nanoseconds since 1970.
-// Addresses are strings ("0x7f0000000000"), since many readers keep 53 bits of a number. `tag` and `location` are indices. Text is
-// UTF-8; invalid bytes become U+FFFD. Each block of a segment and each event is one line.
+// Bytes, counts, streams and times are numbers; a time is nanoseconds since started_ns, which is nanoseconds
+// since 1970. Addresses are strings ("0x7f0000000000"), since many readers keep 53 bits of a number. `tag`
+// and `location` are indices. Text is UTF-8; invalid bytes become U+FFFD. Each block of a segment and each
+// event is one line.
 
 #include <ostream>
 
@@ -3063,8 +3111,8 @@ inline void write_segment(json_text& json, snapshot_segment const& s) {
 
 }  // namespace detail
 
-/// Writes a snapshot as JSON. Errors are reported by the stream's state. Host memory: 64 KiB for any snapshot. Some 150 bytes
-/// per event.
+/// Writes a snapshot as JSON. Errors are reported by the stream's state. Host memory: 64 KiB for any
+/// snapshot. Some 150 bytes per event.
 inline void write_json(std::ostream& out, snapshot const& s) {
   detail::json_text json(out);
   json.begin_object().field("format", "tarn snapshot").field("version", 1).field("title", s.title);
@@ -3099,9 +3147,9 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <vector>
 
 // ---- tarn/report/merge_history.hpp
-// merge_history(): merges the records of a `with_history` layer into the blocks of a pool: tags, locations and requested bytes, and one
-// history of calls, handles and segments. The two are taken at different moments; differences are resolved so that blocks tile
-// their segments.
+// merge_history(): merges the records of a `with_history` layer into the blocks of a pool: tags, locations
+// and requested bytes, and one history of calls, handles and segments. The two are taken at different
+// moments; differences are resolved so that blocks tile their segments.
 
 #include <algorithm>
 #include <cstddef>
@@ -3112,7 +3160,8 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <vector>
 
 // ---- tarn/pool/inspection/inspection.hpp
-// A snapshot of the memory that a pool holds, as stretches that blocks tile. Assembled from copied facts, without a lock.
+// A snapshot of the memory that a pool holds, as stretches that blocks tile. Assembled from copied facts,
+// without a lock.
 //
 //   home   | block | free | piece of a view | run: slots | cached by a thread |   one stretch up to the piece, one after it
 //   view   | block, at the address that its user has |                            one stretch
@@ -3126,8 +3175,8 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <vector>
 
 // ---- tarn/pool/inspection/pool_facts.hpp
-// A copy of a pool's records at one moment. Every thread is kept out of its magazines during the copy, and the hot lock is held
-// for the arena's part.
+// A copy of a pool's records at one moment. Every thread is kept out of its magazines during the copy, and
+// the hot lock is held for the arena's part.
 
 #include <algorithm>
 #include <cstddef>
@@ -3243,7 +3292,8 @@ struct pool_facts {
     return taken.generation == generations[taken.domain] ? domains[taken.domain] : 0;
   }
 
-  /// The graph_memory that the memory at a home address belongs to, 0 if none. O(log(ranges)), once they are sorted.
+  /// The graph_memory that the memory at a home address belongs to, 0 if none. O(log(ranges)), once they are
+  /// sorted.
   [[nodiscard]] std::uint64_t owner_at(std::uintptr_t home) const noexcept {
     auto const after = std::upper_bound(ranges.begin(), ranges.end(), home,
                                         [](std::uintptr_t at, range const& r) { return at < r.address; });
@@ -3491,8 +3541,9 @@ struct pool_contents {
   std::size_t reserved = 0;
 };
 
-/// Inspects the pools of a stack. Threads that call it meanwhile wait while 64 bytes per range and 80 per run are copied, some milliseconds
-/// at 100,000 blocks. A block that another thread is just moving from the arena to its magazine appears live.
+/// Inspects the pools of a stack. Threads that call it meanwhile wait while 64 bytes per range and 80 per run
+/// are copied, some milliseconds at 100,000 blocks. A block that another thread is just moving from the arena
+/// to its magazine appears live.
 /// @throws std::bad_alloc
 template <class Memory>
 [[nodiscard]] pool_contents contents_of(Memory& memory) {
@@ -3601,8 +3652,9 @@ inline void cut_block(snapshot_block const& whole, std::vector<history_block>::c
   add_rest(end);
 }
 
-/// Adds the layer's data to the pool's blocks. `live` is sorted by address. Blocks of the layer for which the pool holds no
-/// memory are omitted; blocks that the pool has allocated and the layer has not seen stay live, with 0 requested.
+/// Adds the layer's data to the pool's blocks. `live` is sorted by address. Blocks of the layer for which the
+/// pool holds no memory are omitted; blocks that the pool has allocated and the layer has not seen stay live,
+/// with 0 requested.
 /// @returns true if every block of the layer is live in the pool
 inline bool merge_history(std::vector<snapshot_segment>& segments, std::vector<history_block> const& live) {
   bool agreed = true;
@@ -3669,8 +3721,9 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
   }
 }
 
-/// Returns what the pool reserved and released, by time. Memory that it holds without a recorded reserve, or released without
-/// one, is reported as reserved at time 0: at each moment from the first record on, the sum is what was reserved then.
+/// Returns what the pool reserved and released, by time. Memory that it holds without a recorded reserve, or
+/// released without one, is reported as reserved at time 0: at each moment from the first record on, the sum
+/// is what was reserved then.
 /// @param now    the current time of the records' clock
 /// @param now_ns the current time of the snapshot
 [[nodiscard]] inline std::vector<snapshot_event> growth_events(pool_contents const& contents,
@@ -3735,7 +3788,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// The nearest record of blocks above the pool: one below it records the pool's segments. No lambda: nvcc drops the constraint of one.
+/// The nearest record of blocks above the pool: one below it records the pool's segments. No lambda: nvcc
+/// drops the constraint of one.
 struct ask_record {
   static constexpr bool ends_at_pools = true;
   template <class L>
@@ -3766,9 +3820,10 @@ inline void stand_alone(snapshot& s, memory_history const& record) {
 
 }  // namespace detail
 
-/// Makes the pool record the latest `most` changes of what it holds from the driver, 32 bytes each, so that snapshots show
-/// reserved bytes over time; 0 disables it. Without it, what is held at the end appears as held from the start. Costs some 30
-/// ns per driver call that creates or releases a handle. @throws std::bad_alloc, nothing has changed
+/// Makes the pool record the latest `most` changes of what it holds from the driver, 32 bytes each, so that
+/// snapshots show reserved bytes over time; 0 disables it. Without it, what is held at the end appears as
+/// held from the start. Costs some 30 ns per driver call that creates or releases a handle. @throws
+/// std::bad_alloc, nothing has changed
 template <class Resource>
 void remember_growth(Resource memory, std::size_t most = 65536) {
   static_assert(reachable<Resource, pool_call::note_growth>,
@@ -3776,24 +3831,29 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
   nearest(memory, pool_call::note_growth{most, detail::steady_now_ns});
 }
 
-/// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes and history of the
-/// nearest watched layer above the pool. Either suffices. Without a `with_history` layer, blocks are live with 0 requested, and the only history is
-/// that of remember_growth(), with what was held before it at time 0; without a pool, each live block is a segment.
+/// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes
+/// and history of the nearest watched layer above the pool. Either suffices. Without a `with_history` layer,
+/// blocks are live with 0 requested, and the only history is that of remember_growth(), with what was held
+/// before it at time 0; without a pool, each live block is a segment.
 ///
-/// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested bytes are those of
-/// the layer's record. If other threads continue meanwhile, the record and the pool are read again up to three times; after
-/// that, a block in the layer's record that the pool has already released to the driver is omitted. Live blocks with 0
-/// requested were not seen by the layer: allocated bypassing it, or still inside a call.
+/// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested
+/// bytes are those of the layer's record. If other threads continue meanwhile, the record and the pool are
+/// read again up to three times; after that, a block in the layer's record that the pool has already released
+/// to the driver is omitted. Live blocks with 0 requested were not seen by the layer: allocated bypassing it,
+/// or still inside a call.
 ///
-/// Below fences, addresses and bytes are those of the pool's blocks, which hold the user's. What the quarantine of `checked` keeps is
-/// deferred, also in `pool.deferred`.
+/// Below fences, addresses and bytes are those of the pool's blocks, which hold the user's. What the
+/// quarantine of `checked` keeps is deferred, also in `pool.deferred`.
 ///
-/// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool that was freed inside a
-/// capture is deferred until the end of the graph_memory whose graphs use it (snapshot_block::graph_memory).
+/// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool
+/// that was freed inside a capture is deferred until the end of the graph_memory whose graphs use it
+/// (snapshot_block::graph_memory).
 ///
-/// Of a sleeping pool, segments and blocks are the addresses that it keeps, and `pool.reserved` is 0: nothing is behind them.
+/// Of a sleeping pool, segments and blocks are the addresses that it keeps, and `pool.reserved` is 0: nothing
+/// is behind them.
 ///
-/// Thread-safe; threads that enter the pool meanwhile wait, some milliseconds at 100,000 blocks. Host cost O(ranges + history).
+/// Thread-safe; threads that enter the pool meanwhile wait, some milliseconds at 100,000 blocks. Host cost
+/// O(ranges + history).
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] snapshot take_snapshot(Resource memory, std::string title = "tarn") {
@@ -3823,8 +3883,8 @@ template <class Resource>
       s.pool = nearest(memory, pool_call::state{});
       detail::pool_contents const contents = detail::contents_of(memory);
       if constexpr (!has_record) {
-        // Both clocks at once: what runs between two readings would shift all events against the wall clock. The first change is at
-        // time 1, after what was held before it.
+        // Both clocks at once: what runs between two readings would shift all events against the wall clock.
+        // The first change is at time 1, after what was held before it.
         std::uint64_t const steady = detail::steady_now_ns();
         std::uint64_t const since_1970 = detail::now_since_1970_ns();
         if (!contents.notes.empty())
@@ -3832,7 +3892,8 @@ template <class Resource>
         record.steady_ns = steady - record.now_ns;
         record.started_ns = since_1970 - record.now_ns;
       }
-      // The time of the records' clock when the record was copied; later changes are reported as of this time.
+      // The time of the records' clock when the record was copied; later changes are reported as of this
+      // time.
       std::uint64_t const now =
           record.steady_ns != 0 ? record.steady_ns + record.now_ns : detail::steady_now_ns();
       s.segments.clear();
@@ -3882,8 +3943,9 @@ template <class Resource>
 
 namespace TARN_NAMESPACE::detail {
 
-/// A new file in the folder of `path`, which takes the place of what is there once it is whole. The destructor removes it if it did not.
-/// What is there and is not a regular file (a device, a pipe) is not replaced: name() is then the path itself, and nothing is removed.
+/// A new file in the folder of `path`, which takes the place of what is there once it is whole. The
+/// destructor removes it if it did not. What is there and is not a regular file (a device, a pipe) is not
+/// replaced: name() is then the path itself, and nothing is removed.
 class file_beside {
  public:
   /// @param path  a symbolic link stays, and its target is replaced
@@ -3942,8 +4004,8 @@ class file_beside {
   bool is_new_ = false;
 };
 
-/// Calls write(std::ostream&) on a new file, which then replaces what is at the path. If anything fails, what was there stays. A device
-/// or a pipe is written to as it is. Needs a folder in which files can be created.
+/// Calls write(std::ostream&) on a new file, which then replaces what is at the path. If anything fails, what
+/// was there stays. A device or a pipe is written to as it is. Needs a folder in which files can be created.
 /// @param what  of the report, for errors: "the snapshot"
 /// @throws file_error  the file cannot be created or not completely written; and what write() throws
 template <class Write>
@@ -3993,8 +4055,9 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 
 }  // namespace detail
 
-/// Writes a snapshot to a file in the format of its extension: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
-/// Perfetto and Chrome, `.json` for other programs. A file beside it is written, which then replaces an existing one.
+/// Writes a snapshot to a file in the format of its extension: `.pickle` or `.pkl` for PyTorch's memory_viz,
+/// `.trace.json` for Perfetto and Chrome, `.json` for other programs. A file beside it is written, which then
+/// replaces an existing one.
 /// @throws unknown_format  another extension
 /// @throws file_error      the file cannot be created or not completely written
 /// @throws std::bad_alloc
@@ -4019,8 +4082,9 @@ void save_snapshot(Resource memory, std::string const& path,
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/report/timeline_html.hpp
-// A snapshot as one self-contained HTML file: live and reserved bytes over time, the peak and its composition, a map of the
-// addresses, tables. It loads nothing; its content security policy (CSP) forbids it.
+// A snapshot as one self-contained HTML file: live and reserved bytes over time, the peak and its
+// composition, a map of the addresses, tables. It loads nothing; its content security policy (CSP) forbids
+// it.
 
 #include <cstdint>
 #include <ostream>
@@ -4028,7 +4092,8 @@ void save_snapshot(Resource memory, std::string const& path,
 #include <string_view>
 
 // ---- tarn/report/html_data.hpp
-// html_data: the events and blocks of a snapshot as numbers for the HTML page (the reader is timeline/model.js).
+// html_data: the events and blocks of a snapshot as numbers for the HTML page (the reader is
+// timeline/model.js).
 //
 //   shapes   combinations shared by many blocks, each written once: bytes, requested, stream, tag, location
 //   events   a head, what << 3 | code, then: for an allocation (what: its shape) the address and time differences; for the free
@@ -4048,8 +4113,9 @@ void save_snapshot(Resource memory, std::string const& path,
 #include <vector>
 
 // ---- tarn/report/html_numbers.hpp
-// Encodes numbers for the page: LEB128 (seven bits per byte, low bits first, the top bit set if more bytes follow) in base64,
-// which is plain text in HTML. An event takes 4 to 8 characters; as JSON it would take 100.
+// Encodes numbers for the page: LEB128 (seven bits per byte, low bits first, the top bit set if more bytes
+// follow) in base64, which is plain text in HTML. An event takes 4 to 8 characters; as JSON it would take
+// 100.
 
 #include <cstddef>
 #include <cstdint>
@@ -6254,13 +6320,15 @@ inline void add_html_text(std::string& to, std::string_view text) {
 
 }  // namespace detail
 
-/// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes per event. The curves pass
-/// through what is live at `now_ns`: earlier events are undone from there, later ones applied. Without recorded calls
-/// (with_history{.history = 100'000}) there is no curve of live bytes, and no peak.
+/// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes per
+/// event. The curves pass through what is live at `now_ns`: earlier events are undone from there, later ones
+/// applied. Without recorded calls (with_history{.history = 100'000}) there is no curve of live bytes, and no
+/// peak.
 /// @param out  its state shows whether everything was written: check it afterwards
-/// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then been written
-/// Only reads `s`. O(events + blocks), 1,000,000 events in some 0.6 s; besides the snapshot it uses a few words for each block
-/// that is live at a time and each distinct (bytes, requested, stream, tag, location).
+/// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then
+/// been written Only reads `s`. O(events + blocks), 1,000,000 events in some 0.6 s; besides the snapshot it
+/// uses a few words for each block that is live at a time and each distinct (bytes, requested, stream, tag,
+/// location).
 inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_html_options options = {}) {
   std::string title;
   detail::add_html_text(title, s.title);

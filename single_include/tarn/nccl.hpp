@@ -3,8 +3,8 @@
 // tarn/nccl.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/nccl.hpp
-// NCCL interoperability: buffers of a pool registered with a communicator. Opt-in; needs nccl.h and, to link, libnccl (Debian and
-// Ubuntu: libnccl-dev of NVIDIA's repository; PyPI: nvidia-nccl-cu13).
+// NCCL interoperability: buffers of a pool registered with a communicator. Opt-in; needs nccl.h and, to link,
+// libnccl (Debian and Ubuntu: libnccl-dev of NVIDIA's repository; PyPI: nvidia-nccl-cu13).
 
 #if TARN_HAS_CUDA && __has_include(<nccl.h>)
 #include <nccl.h>
@@ -20,7 +20,8 @@
 // ---- tarn/sharing/page_registrations.hpp
 #ifndef TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
 #define TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
-// page_registrations: a pool's pages registered with a library that must know them, such as NCCL, UCX or libfabric.
+// page_registrations: a pool's pages registered with a library that must know them, such as NCCL, UCX or
+// libfabric.
 
 #include <concepts>
 #include <cstddef>
@@ -34,7 +35,8 @@
 // ---- tarn/sharing/page_pin.hpp
 #ifndef TARN_SINGLE_SHARING_PAGE_PIN_HPP
 #define TARN_SINGLE_SHARING_PAGE_PIN_HPP
-// segments_of(): the physical memory behind a block. page_pin keeps it in place, for libraries that registered or exported it.
+// segments_of(): the physical memory behind a block. page_pin keeps it in place, for libraries that
+// registered or exported it.
 
 #include <cstddef>
 #include <type_traits>
@@ -59,16 +61,18 @@ constexpr bool require_segments() noexcept {
 
 }  // namespace detail
 
-/// Returns the physical segments behind a block or a part of one, in order: the blocks of a pool over pages may lie across several
-/// handles that are mapped side by side. A library that looks at the first handle only (cuMemRetainAllocationHandle of the first
-/// address) sees the first of these. The list is valid as long as the block is not freed and the pool does not sleep and is not
-/// compacted; take a page_pin before.
+/// Returns the physical segments behind a block or a part of one, in order: the blocks of a pool over pages
+/// may lie across several handles that are mapped side by side. A library that looks at the first handle only
+/// (cuMemRetainAllocationHandle of the first address) sees the first of these. The list is valid as long as
+/// the block is not freed and the pool does not sleep and is not compacted; take a page_pin before.
 ///
 /// @param p      into a block of the pool
 /// @param bytes  up to the end of the block
-/// @throws misuse (foreign_pointer)  not all of these bytes are in blocks of the pool. A small freed block may not be noticed
+/// @throws misuse (foreign_pointer)  not all of these bytes are in blocks of the pool. A small freed block
+/// may not be noticed
 /// @throws pool_asleep               the pool sleeps
-/// @throws cuda_error (unsupported)  the device has no virtual memory management, or a memory tool is attached: the pool then has
+/// @throws cuda_error (unsupported)  the device has no virtual memory management, or a memory tool is
+/// attached: the pool then has
 ///                                   cudaMalloc blocks and no handles
 /// @throws std::bad_alloc, cuda_error  nothing has changed
 /// Thread-safe. Stops all threads' caches for a moment, as trim() does. O(views + segments), no driver call.
@@ -83,12 +87,13 @@ template <class Memory>
   return all;
 }
 
-/// Keeps the physical pages behind a block mapped at their addresses while it lives: they are not given back, moved, replaced by
-/// compact() or put to sleep. For memory that is exported or registered with a communication library. sleep() gives back the rest
-/// of the pool, and pinned contents stay on the device.
+/// Keeps the physical pages behind a block mapped at their addresses while it lives: they are not given back,
+/// moved, replaced by compact() or put to sleep. For memory that is exported or registered with a
+/// communication library. sleep() gives back the rest of the pool, and pinned contents stay on the device.
 ///
-/// The block should outlive the pin: after it was freed, its pages stay, but the pool gives the bytes to others. Pins of one
-/// block, or of blocks that share a handle, are counted. Keeps a copy of the handle on the memory. Thread-safe.
+/// The block should outlive the pin: after it was freed, its pages stay, but the pool gives the bytes to
+/// others. Pins of one block, or of blocks that share a handle, are counted. Keeps a copy of the handle on
+/// the memory. Thread-safe.
 template <class Memory>
 class [[nodiscard]] page_pin {
  public:
@@ -148,7 +153,8 @@ namespace TARN_NAMESPACE {
 /// | l.add(p, n) | as it likes | registers n bytes, which stay mapped to the same memory until remove(); ranges may overlap        |
 /// | l.remove(h) | never       | ends a registration, named by what add() returned                                               |
 ///
-/// A library that uses only the first handle of a registration says so by `static constexpr bool takes_one_handle = true`.
+/// A library that uses only the first handle of a registration says so by `static constexpr bool
+/// takes_one_handle = true`.
 template <class L>
 concept page_library = std::movable<L> && std::copyable<typename L::handle> &&
                        std::is_nothrow_copy_constructible_v<typename L::handle> &&
@@ -170,14 +176,16 @@ inline constexpr char const* several_handles_to_register =
 
 }  // namespace detail
 
-/// The registrations of a pool's pages with one library. ensure() registers all handles behind a block, once: later blocks in the
-/// same handles cost a lookup. Registered pages are pinned, see page_pin: the pool neither unmaps nor moves them, also after the
-/// block was freed, until forget(), clear() or the end. So a registration always ends before its pages go.
+/// The registrations of a pool's pages with one library. ensure() registers all handles behind a block, once:
+/// later blocks in the same handles cost a lookup. Registered pages are pinned, see page_pin: the pool
+/// neither unmaps nor moves them, also after the block was freed, until forget(), clear() or the end. So a
+/// registration always ends before its pages go.
 ///
-/// Nothing is deregistered before, because work may be using it: a block that lies partly in registered handles gets one registration
-/// over all of these handles, and the earlier ones stay beside it.
+/// Nothing is deregistered before, because work may be using it: a block that lies partly in registered
+/// handles gets one registration over all of these handles, and the earlier ones stay beside it.
 ///
-/// In a forked child the library is not called: forget(), clear() and the end drop the registrations, which stay the parent's.
+/// In a forked child the library is not called: forget(), clear() and the end drop the registrations, which
+/// stay the parent's.
 ///
 /// Move-only. For one thread at a time.
 template <class Memory, page_library Library>
@@ -185,7 +193,8 @@ class [[nodiscard]] page_registrations {
  public:
   using handle = typename Library::handle;
 
-  /// @throws cuda_error (unsupported)  the library uses only the first handle of a registration, and blocks of the pool may lie in
+  /// @throws cuda_error (unsupported)  the library uses only the first handle of a registration, and blocks
+  /// of the pool may lie in
   ///                                   several
   page_registrations(Memory memory, Library library, source_location where = source_location::current())
       : memory_(std::move(memory)), library_(std::move(library)) {
@@ -216,7 +225,8 @@ class [[nodiscard]] page_registrations {
 
   /// Returns a registration that covers a block or a part of one; registers its handles if there is none.
   ///
-  /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of(); what the library throws; std::bad_alloc:
+  /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of(); what the
+  /// library throws; std::bad_alloc:
   ///         nothing has changed
   /// O(log n) if it is covered; otherwise O(views + segments) and a call of the library.
   handle ensure(void const* p, std::size_t bytes, source_location where = source_location::current()) {
@@ -241,8 +251,8 @@ class [[nodiscard]] page_registrations {
   [[nodiscard]] bool covers(void const* p, std::size_t bytes) const noexcept {
     return covering(reinterpret_cast<std::uintptr_t>(p), bytes) != nullptr;
   }
-  /// Ends the registration that covers any of these bytes, with the earlier ones of its parts, and their pins. No work may use them
-  /// any more.
+  /// Ends the registration that covers any of these bytes, with the earlier ones of its parts, and their
+  /// pins. No work may use them any more.
   void forget(void const* p, std::size_t bytes) noexcept {
     if (bytes == 0) return;
     extent const range{reinterpret_cast<std::uintptr_t>(p), bytes};
@@ -352,8 +362,9 @@ class nccl_error : public detail::error_of<std::runtime_error, 512> {
   ncclResult_t code_;
 };
 
-/// Registers pages with a communicator (ncclCommRegister), which then sends from them and receives into them without a copy where
-/// the transport can. Without registration NCCL works, too, and copies through buffers of its own.
+/// Registers pages with a communicator (ncclCommRegister), which then sends from them and receives into them
+/// without a copy where the transport can. Without registration NCCL works, too, and copies through buffers
+/// of its own.
 class nccl_pages {
  public:
   using handle = void*;
@@ -373,17 +384,18 @@ class nccl_pages {
   ncclComm_t communicator_;
 };
 
-/// The registrations of a pool's pages with one communicator, see page_registrations: `registered.ensure(p, bytes)` before a
-/// collective. They must end before the communicator: declare them after it, or clear() them before ncclCommDestroy. No collective
-/// that uses a buffer may still run when its registration ends.
+/// The registrations of a pool's pages with one communicator, see page_registrations: `registered.ensure(p,
+/// bytes)` before a collective. They must end before the communicator: declare them after it, or clear() them
+/// before ncclCommDestroy. No collective that uses a buffer may still run when its registration ends.
 ///
-/// The pool must have been made with `pooled{.handles = handles_per_block::one}`, on all ranks. NCCL uses only buffers that lie in one
-/// handle in place. If one registration covered several handles, NCCL up to 2.30 would use the address of one for the others
-/// (NVIDIA/nccl#2362); and NCCL does not allow that some ranks of a collective use registered buffers and others do not, which would
-/// depend on where each rank's pool found memory. Buffers of other pools work without registration: NCCL copies them.
+/// The pool must have been made with `pooled{.handles = handles_per_block::one}`, on all ranks. NCCL uses
+/// only buffers that lie in one handle in place. If one registration covered several handles, NCCL up to 2.30
+/// would use the address of one for the others (NVIDIA/nccl#2362); and NCCL does not allow that some ranks of
+/// a collective use registered buffers and others do not, which would depend on where each rank's pool found
+/// memory. Buffers of other pools work without registration: NCCL copies them.
 ///
-/// NCCL's windows (ncclCommWindowRegister) are not used: all ranks must register the same offsets at the same time, and each rank's
-/// pool decides for itself where a block lies.
+/// NCCL's windows (ncclCommWindowRegister) are not used: all ranks must register the same offsets at the same
+/// time, and each rank's pool decides for itself where a block lies.
 template <class Memory>
 using nccl_registrations = page_registrations<Memory, nccl_pages>;
 

@@ -16,8 +16,9 @@
 
 namespace TARN_NAMESPACE {
 
-/// A std::pmr::memory_resource over a host-accessible tarn resource. Synchronous, as pmr is. Holds the resource. Containers
-/// hold a pointer to the adaptor, which must outlive them. Two adaptors are equal if their resources are equal.
+/// A std::pmr::memory_resource over a host-accessible tarn resource. Synchronous, as pmr is. Holds the
+/// resource. Containers hold a pointer to the adaptor, which must outlive them. Two adaptors are equal if
+/// their resources are equal.
 template <class Resource>
 class pmr_resource final : public std::pmr::memory_resource {
  public:
@@ -49,8 +50,8 @@ class pmr_resource final : public std::pmr::memory_resource {
   Resource memory_;
 };
 
-/// Creates a pmr_resource: `auto memory = tarn::as_pmr_resource(pool); std::pmr::vector<int> numbers(&memory);`. It cannot be copied or
-/// moved, since containers point to it.
+/// Creates a pmr_resource: `auto memory = tarn::as_pmr_resource(pool); std::pmr::vector<int>
+/// numbers(&memory);`. It cannot be copied or moved, since containers point to it.
 template <class Resource>
 [[nodiscard]] pmr_resource<Resource> as_pmr_resource(Resource memory) {
   return pmr_resource<Resource>(std::move(memory));

@@ -3,8 +3,8 @@
 // tarn/sharing.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/sharing.hpp
-// Memory that others use, too: the physical segments behind a block, pins that keep them in place, registrations with libraries, and
-// blocks for other processes and devices. Opt-in; needs POSIX.
+// Memory that others use, too: the physical segments behind a block, pins that keep them in place,
+// registrations with libraries, and blocks for other processes and devices. Opt-in; needs POSIX.
 
 // ---- tarn/sharing/exported_block.hpp
 // export_block(): a block of a pool for other processes. dma_buf: a block for other devices.
@@ -154,8 +154,8 @@ struct process_status {
       n = n * 10 + static_cast<std::uint64_t>(line[at] - '0');
     return n;
   };
-  // "pid (name) state ...": the name may have blanks and brackets. Of the fields after the name, the first is the state, the 18th
-  // the number of threads and the 20th the start.
+  // "pid (name) state ...": the name may have blanks and brackets. Of the fields after the name, the first is
+  // the state, the 18th the number of threads and the 20th the start.
   std::size_t at = line.rfind(')');
   if (at == std::string_view::npos) return {};
   bool const is_zombie = line.substr(at).starts_with(") Z");
@@ -202,8 +202,8 @@ void each_part(Identity& id, F const& f) {
 
 }  // namespace detail
 
-/// What a process must know of another process's block to import it; not the right to do so, which is in the descriptors (or in
-/// the tokens of a fabric). Plain data: copy it freely.
+/// What a process must know of another process's block to import it; not the right to do so, which is in the
+/// descriptors (or in the tokens of a fabric). Plain data: copy it freely.
 struct block_description {
   /// Changes with the form, and with what send_block() and receive_block() send.
   static constexpr std::uint32_t current_version = 2;
@@ -336,7 +336,8 @@ struct block_description {
 // ---- tarn/sharing/page_pin.hpp
 #ifndef TARN_SINGLE_SHARING_PAGE_PIN_HPP
 #define TARN_SINGLE_SHARING_PAGE_PIN_HPP
-// segments_of(): the physical memory behind a block. page_pin keeps it in place, for libraries that registered or exported it.
+// segments_of(): the physical memory behind a block. page_pin keeps it in place, for libraries that
+// registered or exported it.
 
 #include <cstddef>
 #include <type_traits>
@@ -361,16 +362,18 @@ constexpr bool require_segments() noexcept {
 
 }  // namespace detail
 
-/// Returns the physical segments behind a block or a part of one, in order: the blocks of a pool over pages may lie across several
-/// handles that are mapped side by side. A library that looks at the first handle only (cuMemRetainAllocationHandle of the first
-/// address) sees the first of these. The list is valid as long as the block is not freed and the pool does not sleep and is not
-/// compacted; take a page_pin before.
+/// Returns the physical segments behind a block or a part of one, in order: the blocks of a pool over pages
+/// may lie across several handles that are mapped side by side. A library that looks at the first handle only
+/// (cuMemRetainAllocationHandle of the first address) sees the first of these. The list is valid as long as
+/// the block is not freed and the pool does not sleep and is not compacted; take a page_pin before.
 ///
 /// @param p      into a block of the pool
 /// @param bytes  up to the end of the block
-/// @throws misuse (foreign_pointer)  not all of these bytes are in blocks of the pool. A small freed block may not be noticed
+/// @throws misuse (foreign_pointer)  not all of these bytes are in blocks of the pool. A small freed block
+/// may not be noticed
 /// @throws pool_asleep               the pool sleeps
-/// @throws cuda_error (unsupported)  the device has no virtual memory management, or a memory tool is attached: the pool then has
+/// @throws cuda_error (unsupported)  the device has no virtual memory management, or a memory tool is
+/// attached: the pool then has
 ///                                   cudaMalloc blocks and no handles
 /// @throws std::bad_alloc, cuda_error  nothing has changed
 /// Thread-safe. Stops all threads' caches for a moment, as trim() does. O(views + segments), no driver call.
@@ -385,12 +388,13 @@ template <class Memory>
   return all;
 }
 
-/// Keeps the physical pages behind a block mapped at their addresses while it lives: they are not given back, moved, replaced by
-/// compact() or put to sleep. For memory that is exported or registered with a communication library. sleep() gives back the rest
-/// of the pool, and pinned contents stay on the device.
+/// Keeps the physical pages behind a block mapped at their addresses while it lives: they are not given back,
+/// moved, replaced by compact() or put to sleep. For memory that is exported or registered with a
+/// communication library. sleep() gives back the rest of the pool, and pinned contents stay on the device.
 ///
-/// The block should outlive the pin: after it was freed, its pages stay, but the pool gives the bytes to others. Pins of one
-/// block, or of blocks that share a handle, are counted. Keeps a copy of the handle on the memory. Thread-safe.
+/// The block should outlive the pin: after it was freed, its pages stay, but the pool gives the bytes to
+/// others. Pins of one block, or of blocks that share a handle, are counted. Keeps a copy of the handle on
+/// the memory. Thread-safe.
 template <class Memory>
 class [[nodiscard]] page_pin {
  public:
@@ -469,7 +473,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// Owns an event that other processes can open, or that another process has made. A forked child destroys nothing.
+/// Owns an event that other processes can open, or that another process has made. A forked child destroys
+/// nothing.
 template <sharing_driver D>
 class shared_event {
  public:
@@ -489,8 +494,8 @@ class shared_event {
 
   /// @throws cuda_error
   void record(stream_ref stream) const { must_succeed(driver_, record_in_order(driver_, event_, stream)); }
-  /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process that recorded it, and
-  /// throws `ended` instead if that work cannot end any more. Does not wait.
+  /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process
+  /// that recorded it, and throws `ended` instead if that work cannot end any more. Does not wait.
   /// @throws cuda_error; sharing_error (ended)
   template <class HasEnded>
   void wait(stream_ref stream, sharing_failure ended, HasEnded const& has_ended) const {
@@ -498,8 +503,9 @@ class shared_event {
     if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);
     must_succeed(driver_, driver_.wait_event(stream, event_));
   }
-  /// Waits on the host until the recorded work has ended. A device that waits for an event cannot stop when the process that
-  /// recorded it is killed, so this queries the event, and asks `has_ended` about that process.
+  /// Waits on the host until the recorded work has ended. A device that waits for an event cannot stop when
+  /// the process that recorded it is killed, so this queries the event, and asks `has_ended` about that
+  /// process.
   /// @throws cuda_error; sharing_error (ended, timed_out)
   template <class HasEnded>
   void synchronize(std::chrono::milliseconds timeout, sharing_failure ended,
@@ -604,20 +610,21 @@ class exported_pages {
   unique_descriptor descriptor_{};
 };
 
-/// A block of a pool that other processes can import: send_block() sends it over a Unix socket; description() and pages() are for
-/// other channels. Any number of processes may import it if it was exported without a stream. With one, export it once for each
-/// importer: they would share the event of record_done().
+/// A block of a pool that other processes can import: send_block() sends it over a Unix socket; description()
+/// and pages() are for other channels. Any number of processes may import it if it was exported without a
+/// stream. With one, export it once for each importer: they would share the event of record_done().
 ///
-/// Pins the block's pages while it lives. It should live, and the block stay allocated, until the importers have finished: an import
-/// keeps the physical memory, but not what the pool does with it. Move-only; a moved-from object is empty.
-/// Thread-safe for const calls.
+/// Pins the block's pages while it lives. It should live, and the block stay allocated, until the importers
+/// have finished: an import keeps the physical memory, but not what the pool does with it. Move-only; a
+/// moved-from object is empty. Thread-safe for const calls.
 ///
-/// Stream order, if a stream was given: what was written on it before is seen by an importer's stream after wait_ready(). The other
-/// way, an importer calls record_done(), says so, and wait_done() here orders a stream after it. A stream that waits for work of a
-/// process that was killed may wait forever: on an H200 with driver 580 it still waited after 8 s, and CUDA's documentation leaves it
-/// open. So wait_ready() and wait_done() throw if the process has ended before its work; they cannot notice that it is killed after
-/// the call. Where that may happen, synchronize_ready() and synchronize_done() wait on the host instead, with a limit. The events end
-/// with this object: an importer may then use the memory, but neither wait nor record.
+/// Stream order, if a stream was given: what was written on it before is seen by an importer's stream after
+/// wait_ready(). The other way, an importer calls record_done(), says so, and wait_done() here orders a
+/// stream after it. A stream that waits for work of a process that was killed may wait forever: on an H200
+/// with driver 580 it still waited after 8 s, and CUDA's documentation leaves it open. So wait_ready() and
+/// wait_done() throw if the process has ended before its work; they cannot notice that it is killed after the
+/// call. Where that may happen, synchronize_ready() and synchronize_done() wait on the host instead, with a
+/// limit. The events end with this object: an importer may then use the memory, but neither wait nor record.
 template <class Memory>
 class [[nodiscard]] exported_block {
   using driver_type = std::remove_cvref_t<decltype(std::declval<Memory const&>().driver())>;
@@ -650,20 +657,22 @@ class [[nodiscard]] exported_block {
     return exported_pages(exported);
   }
 
-  /// What is on the stream so far comes before what importers do after their next wait_ready(). @throws cuda_error (unsupported:
-  /// exported without a stream)
+  /// What is on the stream so far comes before what importers do after their next wait_ready(). @throws
+  /// cuda_error (unsupported: exported without a stream)
   void record_ready(stream_ref stream, source_location where = source_location::current()) const {
     detail::called_from(where, [&] { event_of(ready_).record(stream); });
   }
-  /// Later work on the stream waits for the last record_done() of the importer. If that process is known and has ended before its
-  /// work, this throws; if it is killed later and before its work has ended, the stream may wait forever.
+  /// Later work on the stream waits for the last record_done() of the importer. If that process is known and
+  /// has ended before its work, this throws; if it is killed later and before its work has ended, the stream
+  /// may wait forever.
   /// @throws sharing_error (importer_ended), cuda_error as above
   void wait_done(stream_ref stream, source_location where = source_location::current()) const {
     detail::called_from(where, [&] {
       event_of(done_).wait(stream, sharing_failure::importer_ended, [&] { return importer_->has_ended(); });
     });
   }
-  /// The caller waits, on the host, for the last record_done() of the importer. Notices within 20 ms that a known importer has ended.
+  /// The caller waits, on the host, for the last record_done() of the importer. Notices within 20 ms that a
+  /// known importer has ended.
   /// @throws sharing_error (importer_ended, timed_out), cuda_error as above
   void synchronize_done(std::chrono::milliseconds timeout = default_sharing_timeout,
                         source_location where = source_location::current()) const {
@@ -672,7 +681,8 @@ class [[nodiscard]] exported_block {
                                   [&] { return importer_->has_ended(); });
     });
   }
-  /// The process that imports the block, so that its end is noticed. send_block() calls this; of several calls the first counts.
+  /// The process that imports the block, so that its end is noticed. send_block() calls this; of several
+  /// calls the first counts.
   void set_importer(process_identity const& importer) const noexcept {
     if (importer_ != nullptr) importer_->set(importer);
   }
@@ -736,10 +746,12 @@ class [[nodiscard]] exported_block {
   std::unique_ptr<detail::known_process> importer_ = std::make_unique<detail::known_process>();
 };
 
-/// Exports a block of a pool over pages, for other processes. The stream's work so far is what importers wait for.
+/// Exports a block of a pool over pages, for other processes. The stream's work so far is what importers wait
+/// for.
 ///
 /// @param p, bytes    a live block or a part of one
-/// @param alignment   of `p`, bytes, a power of two up to the granularity of the pages (2 MiB); the import has the same
+/// @param alignment   of `p`, bytes, a power of two up to the granularity of the pages (2 MiB); the import
+/// has the same
 /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of()
 /// @throws cuda_error (unsupported)  the pages cannot be exported: the text says what to do
 /// @throws bad_alignment             `p` is not so aligned
@@ -758,13 +770,15 @@ template <class Memory>
   return {std::move(memory), p, bytes, nullptr, default_alignment, where};
 }
 
-/// A dma-buf of a block, through which other devices (network cards, other vendors' GPUs) reach its memory. Spans the whole block,
-/// which must lie in one handle, or is refused. Pins the block's pages while it lives. Move-only.
+/// A dma-buf of a block, through which other devices (network cards, other vendors' GPUs) reach its memory.
+/// Spans the whole block, which must lie in one handle, or is refused. Pins the block's pages while it lives.
+/// Move-only.
 template <class Memory>
 class [[nodiscard]] dma_buf {
  public:
   /// @param p, bytes  a live block or a part of one
-  /// @throws cuda_error (unsupported)  the block lies in several handles, or the system has no dma-bufs for this device
+  /// @throws cuda_error (unsupported)  the block lies in several handles, or the system has no dma-bufs for
+  /// this device
   /// @throws as segments_of()
   dma_buf(Memory memory, void const* p, std::size_t bytes, source_location where = source_location::current())
       : pin_(std::move(memory), p, bytes, where) {
@@ -804,11 +818,13 @@ class [[nodiscard]] dma_buf {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/sharing/imported_block.hpp
-// import_block(): a block that another process has exported. send_block() and receive_block() pass one over a Unix socket.
+// import_block(): a block that another process has exported. send_block() and receive_block() pass one over a
+// Unix socket.
 //
-// Over the socket, in turn: the size and the bytes of the description; an answer; then for each group of handles a header with their
-// descriptors, and an answer; and when all is mapped an answer with the importer's identity. So neither side, nor the kernel between
-// them, holds more than one group of descriptors.
+// Over the socket, in turn: the size and the bytes of the description; an answer; then for each group of
+// handles a header with their descriptors, and an answer; and when all is mapped an answer with the
+// importer's identity. So neither side, nor the kernel between them, holds more than one group of
+// descriptors.
 
 #include <chrono>
 #include <cstddef>
@@ -821,7 +837,8 @@ class [[nodiscard]] dma_buf {
 #include <vector>
 
 // ---- tarn/sharing/unix_socket.hpp
-// Bytes and file descriptors over a connected Unix socket, with a time limit for each step. The socket stays the caller's.
+// Bytes and file descriptors over a connected Unix socket, with a time limit for each step. The socket stays
+// the caller's.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -847,7 +864,8 @@ class unix_socket {
   unix_socket(int socket, std::chrono::milliseconds limit) noexcept
       : socket_(socket), limit_(min_of(limit, longest_wait)) {}
 
-  /// Ends the connection in both directions: the other side's next call fails, and what was sent before still arrives.
+  /// Ends the connection in both directions: the other side's next call fails, and what was sent before still
+  /// arrives.
   void shut_down() const noexcept { (void)::shutdown(socket_, SHUT_RDWR); }
 
   /// @throws sharing_error (peer_closed, timed_out, system)
@@ -870,7 +888,8 @@ class unix_socket {
     }
   }
 
-  /// Fills `bytes`. Descriptors that came along are added to `descriptors`, for which it allocates; without, the system closes them.
+  /// Fills `bytes`. Descriptors that came along are added to `descriptors`, for which it allocates; without,
+  /// the system closes them.
   /// @throws as send(); std::bad_alloc
   void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>* descriptors = nullptr) const {
     auto const until = std::chrono::steady_clock::now() + limit_;
@@ -980,8 +999,9 @@ class imported_mapping {
   explicit imported_mapping(D driver) noexcept : driver_(std::move(driver)) {}
   imported_mapping(imported_mapping const&) = delete;
   imported_mapping& operator=(imported_mapping const&) = delete;
-  /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a capture still forbids to wait
-  /// for the work, the memory stays mapped for good. A forked child unmaps nothing.
+  /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a
+  /// capture still forbids to wait for the work, the memory stays mapped for good. A forked child unmaps
+  /// nothing.
   ~imported_mapping() {
     if (range_ == nullptr || !process_.is_this()) return;
     if (mapped_ != 0 && is_of_capture(wait_past_captures(driver_))) return;
@@ -990,7 +1010,8 @@ class imported_mapping {
     (void)driver_.release_range(range_, bytes_);
   }
 
-  /// Reserves addresses for handles of these sizes, so that what is `offset` bytes behind the first is aligned.
+  /// Reserves addresses for handles of these sizes, so that what is `offset` bytes behind the first is
+  /// aligned.
   /// @throws sharing_error (damaged), cuda_error
   void reserve(std::vector<std::size_t> sizes, std::size_t offset, std::size_t alignment) {
     std::size_t granularity = 0;
@@ -1056,13 +1077,14 @@ void require_importable(D const& driver, block_description const& d) {
 
 }  // namespace detail
 
-/// A block of another process, mapped into this one. Owns the mapping: it is unmapped at the end, after the device's work has ended;
-/// that wait is as long as the device's work, including streams in wait_ready(). While another thread has a capture_scope open, it
-/// waits for the scope, too, up to 10 s. If the own thread has one open, the block stays mapped for good; so it does while a stream is
-/// captured without a scope, and that capture becomes invalid.
+/// A block of another process, mapped into this one. Owns the mapping: it is unmapped at the end, after the
+/// device's work has ended; that wait is as long as the device's work, including streams in wait_ready().
+/// While another thread has a capture_scope open, it waits for the scope, too, up to 10 s. If the own thread
+/// has one open, the block stays mapped for good; so it does while a stream is captured without a scope, and
+/// that capture becomes invalid.
 ///
-/// The physical memory stays while it lives, also if the exporter frees the block or ends; what is in it is the exporter's matter.
-/// Move-only; a moved-from object is empty. Thread-safe for const calls.
+/// The physical memory stays while it lives, also if the exporter frees the block or ends; what is in it is
+/// the exporter's matter. Move-only; a moved-from object is empty. Thread-safe for const calls.
 template <sharing_driver D>
 class [[nodiscard]] imported_block {
  public:
@@ -1094,15 +1116,17 @@ class [[nodiscard]] imported_block {
   [[nodiscard]] std::size_t size_bytes() const noexcept { return data() != nullptr ? bytes_ : 0; }
   /// Whether the exporter gave a stream.
   [[nodiscard]] bool has_events() const noexcept { return ready_ != nullptr; }
-  /// Later work on the stream waits for what the exporter recorded last. If that process has ended before that work, this throws; if
-  /// it is killed later and before its work has ended, the stream may wait forever.
+  /// Later work on the stream waits for what the exporter recorded last. If that process has ended before
+  /// that work, this throws; if it is killed later and before its work has ended, the stream may wait
+  /// forever.
   /// @throws sharing_error (exporter_ended), cuda_error (unsupported: exported without a stream)
   void wait_ready(stream_ref stream, source_location where = source_location::current()) const {
     detail::called_from(where, [&] {
       event_of(ready_).wait(stream, sharing_failure::exporter_ended, [&] { return exporter_has_ended(); });
     });
   }
-  /// The caller waits, on the host, for what the exporter recorded last. Notices within 20 ms that the exporter has ended.
+  /// The caller waits, on the host, for what the exporter recorded last. Notices within 20 ms that the
+  /// exporter has ended.
   /// @throws sharing_error (exporter_ended, timed_out), cuda_error as above
   void synchronize_ready(std::chrono::milliseconds timeout = default_sharing_timeout,
                          source_location where = source_location::current()) const {
@@ -1134,14 +1158,17 @@ class [[nodiscard]] imported_block {
   std::unique_ptr<event> done_{};
 };
 
-/// Imports a block that another process has exported, on the device of `memory` (a source or any memory over it).
+/// Imports a block that another process has exported, on the device of `memory` (a source or any memory over
+/// it).
 ///
 /// @param next  next(i) returns the exported_pages of handle i; called once for each, in order
-/// @throws sharing_error  damaged, other_machine, other_device, exporter_ended, wrong_pages: nothing was mapped
+/// @throws sharing_error  damaged, other_machine, other_device, exporter_ended, wrong_pages: nothing was
+/// mapped
 /// @throws cuda_error, std::bad_alloc, and what `next` throws: likewise
-/// A process can import its own block only if that was exported without a stream: CUDA refuses events of the same process (201).
-/// A handle of a driver that has the right size but is not the block's cannot be detected: pass only what the exporter sent.
-/// Reserves as many bytes of addresses as the handles have. O(handles): an import and a map for each.
+/// A process can import its own block only if that was exported without a stream: CUDA refuses events of the
+/// same process (201). A handle of a driver that has the right size but is not the block's cannot be
+/// detected: pass only what the exporter sent. Reserves as many bytes of addresses as the handles have.
+/// O(handles): an import and a map for each.
 template <class Memory, class Next>
 [[nodiscard]] auto import_block(Memory const& memory, block_description const& description, Next&& next,
                                 source_location where = source_location::current()) {
@@ -1265,7 +1292,8 @@ inline constexpr std::uint64_t longest_description = 64_MiB;
 }  // namespace detail
 
 /// Sends an exported block to a process that calls receive_block(), and returns when it has mapped the block.
-/// @param socket   a connected Unix socket of type SOCK_STREAM (socketpair(), or connect() and accept()); used in both directions, stays
+/// @param socket   a connected Unix socket of type SOCK_STREAM (socketpair(), or connect() and accept());
+/// used in both directions, stays
 ///                 the caller's. After an error the connection is shut down, so that the other process does not wait
 /// @param timeout  for each step of the other process
 /// @throws sharing_error (peer_closed, timed_out, refused, system), cuda_error, std::bad_alloc
@@ -1288,8 +1316,8 @@ void send_block(int socket, exported_block<Memory> const& block,
 
 /// Receives a block from a process that calls send_block(), and imports it on the device of `memory`.
 /// @param socket, timeout  as send_block()
-/// @throws sharing_error, cuda_error, std::bad_alloc; nothing was mapped, and send_block() of the other process throws, too
-/// Holds at most 64 descriptors at once. One call at a time for each socket.
+/// @throws sharing_error, cuda_error, std::bad_alloc; nothing was mapped, and send_block() of the other
+/// process throws, too Holds at most 64 descriptors at once. One call at a time for each socket.
 template <class Memory>
 [[nodiscard]] auto receive_block(int socket, Memory const& memory,
                                  std::chrono::milliseconds timeout = default_sharing_timeout,
@@ -1328,7 +1356,8 @@ template <class Memory>
 // ---- tarn/sharing/page_registrations.hpp
 #ifndef TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
 #define TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
-// page_registrations: a pool's pages registered with a library that must know them, such as NCCL, UCX or libfabric.
+// page_registrations: a pool's pages registered with a library that must know them, such as NCCL, UCX or
+// libfabric.
 
 #include <concepts>
 #include <cstddef>
@@ -1348,7 +1377,8 @@ namespace TARN_NAMESPACE {
 /// | l.add(p, n) | as it likes | registers n bytes, which stay mapped to the same memory until remove(); ranges may overlap        |
 /// | l.remove(h) | never       | ends a registration, named by what add() returned                                               |
 ///
-/// A library that uses only the first handle of a registration says so by `static constexpr bool takes_one_handle = true`.
+/// A library that uses only the first handle of a registration says so by `static constexpr bool
+/// takes_one_handle = true`.
 template <class L>
 concept page_library = std::movable<L> && std::copyable<typename L::handle> &&
                        std::is_nothrow_copy_constructible_v<typename L::handle> &&
@@ -1370,14 +1400,16 @@ inline constexpr char const* several_handles_to_register =
 
 }  // namespace detail
 
-/// The registrations of a pool's pages with one library. ensure() registers all handles behind a block, once: later blocks in the
-/// same handles cost a lookup. Registered pages are pinned, see page_pin: the pool neither unmaps nor moves them, also after the
-/// block was freed, until forget(), clear() or the end. So a registration always ends before its pages go.
+/// The registrations of a pool's pages with one library. ensure() registers all handles behind a block, once:
+/// later blocks in the same handles cost a lookup. Registered pages are pinned, see page_pin: the pool
+/// neither unmaps nor moves them, also after the block was freed, until forget(), clear() or the end. So a
+/// registration always ends before its pages go.
 ///
-/// Nothing is deregistered before, because work may be using it: a block that lies partly in registered handles gets one registration
-/// over all of these handles, and the earlier ones stay beside it.
+/// Nothing is deregistered before, because work may be using it: a block that lies partly in registered
+/// handles gets one registration over all of these handles, and the earlier ones stay beside it.
 ///
-/// In a forked child the library is not called: forget(), clear() and the end drop the registrations, which stay the parent's.
+/// In a forked child the library is not called: forget(), clear() and the end drop the registrations, which
+/// stay the parent's.
 ///
 /// Move-only. For one thread at a time.
 template <class Memory, page_library Library>
@@ -1385,7 +1417,8 @@ class [[nodiscard]] page_registrations {
  public:
   using handle = typename Library::handle;
 
-  /// @throws cuda_error (unsupported)  the library uses only the first handle of a registration, and blocks of the pool may lie in
+  /// @throws cuda_error (unsupported)  the library uses only the first handle of a registration, and blocks
+  /// of the pool may lie in
   ///                                   several
   page_registrations(Memory memory, Library library, source_location where = source_location::current())
       : memory_(std::move(memory)), library_(std::move(library)) {
@@ -1416,7 +1449,8 @@ class [[nodiscard]] page_registrations {
 
   /// Returns a registration that covers a block or a part of one; registers its handles if there is none.
   ///
-  /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of(); what the library throws; std::bad_alloc:
+  /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of(); what the
+  /// library throws; std::bad_alloc:
   ///         nothing has changed
   /// O(log n) if it is covered; otherwise O(views + segments) and a call of the library.
   handle ensure(void const* p, std::size_t bytes, source_location where = source_location::current()) {
@@ -1441,8 +1475,8 @@ class [[nodiscard]] page_registrations {
   [[nodiscard]] bool covers(void const* p, std::size_t bytes) const noexcept {
     return covering(reinterpret_cast<std::uintptr_t>(p), bytes) != nullptr;
   }
-  /// Ends the registration that covers any of these bytes, with the earlier ones of its parts, and their pins. No work may use them
-  /// any more.
+  /// Ends the registration that covers any of these bytes, with the earlier ones of its parts, and their
+  /// pins. No work may use them any more.
   void forget(void const* p, std::size_t bytes) noexcept {
     if (bytes == 0) return;
     extent const range{reinterpret_cast<std::uintptr_t>(p), bytes};

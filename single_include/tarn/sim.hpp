@@ -8,11 +8,12 @@
 // types mean the simulated device.
 
 // ---- tarn/source/sim_sources.hpp
-// The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. They are in a header of their own,
-// since the simulated device is slow to compile.
+// The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. They are in a
+// header of their own, since the simulated device is slow to compile.
 
 // ---- tarn/driver/sim/sim_driver.hpp
-// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and error numbers.
+// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and
+// error numbers.
 //
 // Over 400 lines: one short function for each call of the driver contract (driver.hpp).
 
@@ -30,8 +31,8 @@
 #include <cstddef>
 
 // ---- tarn/driver/sim/sim_memory.hpp
-// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual memory management.
-// Independent of time and streams.
+// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
+// memory management. Independent of time and streams.
 //
 // Over 400 lines: one function for each of CUDA's memory calls, over one map of addresses.
 
@@ -55,7 +56,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that are not multiples.
+/// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that
+/// are not multiples.
 [[nodiscard]] inline std::size_t host_page_bytes() noexcept {
   return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
@@ -63,8 +65,8 @@ namespace TARN_NAMESPACE::detail {
 }  // namespace TARN_NAMESPACE::detail
 #endif  // TARN_SINGLE_CORE_HOST_PAGE_HPP
 // ---- tarn/driver/sim/sim_backing.hpp
-// Address space and memory of the simulated GPU: invented addresses that must not be accessed, or reserved address space of
-// this process that is backed by real pages on demand.
+// Address space and memory of the simulated GPU: invented addresses that must not be accessed, or reserved
+// address space of this process that is backed by real pages on demand.
 
 #include <cstddef>
 #include <cstdint>
@@ -89,7 +91,8 @@ namespace TARN_NAMESPACE {
 enum class sim_backing : std::uint8_t {
   /// None: addresses that must not be dereferenced. 140 GiB and more cost nothing on any machine.
   address_only,
-  /// Memory of this host, committed on first access. On Linux, pages alias as on a GPU (a handle mapped at two addresses is the
+  /// Memory of this host, committed on first access. On Linux, pages alias as on a GPU (a handle mapped at
+  /// two addresses is the
   /// same memory) and unmapped addresses fault; other systems have blocks only.
   host_backed
 };
@@ -102,8 +105,8 @@ inline constexpr bool sim_can_map = true;
 inline constexpr bool sim_can_map = false;
 #endif
 
-/// Free ranges of integers (addresses, file offsets): best fit, coalescing. O(log n), plus the ranges skipped because of
-/// alignment.
+/// Free ranges of integers (addresses, file offsets): best fit, coalescing. O(log n), plus the ranges skipped
+/// because of alignment.
 class sim_ranges {
  public:
   /// Takes `bytes` at a multiple of `alignment`; returns false if no range fits.
@@ -150,9 +153,9 @@ class sim_ranges {
   std::set<std::pair<std::size_t, std::uintptr_t>> by_size_;
 };
 
-/// The process's invented addresses, shared by all simulated machines so that no two use an address at the same time: 37 TiB
-/// in which no 64-bit system places programs, stacks or mmap, nor sanitizers their shadow memory (so an access faults under
-/// them, too). Never destroyed.
+/// The process's invented addresses, shared by all simulated machines so that no two use an address at the
+/// same time: 37 TiB in which no 64-bit system places programs, stacks or mmap, nor sanitizers their shadow
+/// memory (so an access faults under them, too). Never destroyed.
 struct sim_invented_space {
   fork_mutex mutex;
   sim_ranges free;
@@ -278,8 +281,9 @@ class sim_addresses {
   std::vector<std::pair<std::uintptr_t, std::size_t>> chunks_;
 };
 
-/// The memory of one page handle that other processes can import: a file of its own, so that it lives as long as a process has a
-/// descriptor or a mapping of it. Sparse, so with address_only backing it costs a descriptor and no memory.
+/// The memory of one page handle that other processes can import: a file of its own, so that it lives as long
+/// as a process has a descriptor or a mapping of it. Sparse, so with address_only backing it costs a
+/// descriptor and no memory.
 class sim_shared_file {
  public:
   sim_shared_file() noexcept = default;
@@ -302,7 +306,8 @@ class sim_shared_file {
 #endif
     return file_ >= 0;
   }
-  /// Opens a descriptor from another process, which stays the caller's; returns false if it is not one of such a file.
+  /// Opens a descriptor from another process, which stays the caller's; returns false if it is not one of
+  /// such a file.
   bool open([[maybe_unused]] int descriptor, [[maybe_unused]] std::size_t& bytes) noexcept {
 #if defined(__linux__)
     char link[32];
@@ -336,8 +341,8 @@ class sim_shared_file {
   std::uint64_t identity_ = 0;
 };
 
-/// The memory of page handles: one sparse memory file that can be mapped at several addresses. With address_only backing it
-/// only counts.
+/// The memory of page handles: one sparse memory file that can be mapped at several addresses. With
+/// address_only backing it only counts.
 class sim_file {
  public:
   explicit sim_file(sim_backing backing) noexcept : backing_(backing) {}
@@ -385,9 +390,9 @@ class sim_file {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/driver/sim/sim_memory_tool.hpp
-// A simulated memory tool, which plays the role of compute-sanitizer. It is notified of heaps and of the regions allocated
-// from them, and reports work that accesses other bytes of a heap. Under AddressSanitizer it poisons those bytes if they are
-// host memory, so that accesses by the host are reported, too.
+// A simulated memory tool, which plays the role of compute-sanitizer. It is notified of heaps and of the
+// regions allocated from them, and reports work that accesses other bytes of a heap. Under AddressSanitizer
+// it poisons those bytes if they are host memory, so that accesses by the host are reported, too.
 
 #include <cstddef>
 #include <cstdint>
@@ -428,7 +433,8 @@ class sim_memory_tool {
     for (auto const& [begin, bytes] : heaps_) allow(begin, bytes);
   }
 
-  /// The memory that a heap lies in; compute-sanitizer 2025.3.1 accepts only cudaMalloc blocks and parts of them.
+  /// The memory that a heap lies in; compute-sanitizer 2025.3.1 accepts only cudaMalloc blocks and parts of
+  /// them.
   enum class heap_in : std::uint8_t { device_block, other_memory };
 
   /// Registers a heap, identified by its start address. Returns null if it is rejected.
@@ -743,8 +749,8 @@ class sim_memory {
     exported.descriptor = descriptor;
     return sim_code::ok;
   }
-  /// As cuMemImportFromShareableHandle. Memory of this machine keeps its identity, and its charge passes to the import if the
-  /// handle that it came from is destroyed first; memory of another machine is not charged.
+  /// As cuMemImportFromShareableHandle. Memory of this machine keeps its identity, and its charge passes to
+  /// the import if the handle that it came from is destroyed first; memory of another machine is not charged.
   sim_code import_pages(int device, page_export const& exported, page_handle& handle) {
     page_piece made{0, device, 0, 0, 0, false, exported.type, {}, true};
     if (exported.type == allocation_handle_type::fabric) {
@@ -818,8 +824,8 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// Allocates a block. Device blocks of at least a page start at a page boundary, as on a GPU; smaller ones are aligned to
-  /// 256 bytes and never to more, which is all that cudaMalloc guarantees.
+  /// Allocates a block. Device blocks of at least a page start at a page boundary, as on a GPU; smaller ones
+  /// are aligned to 256 bytes and never to more, which is all that cudaMalloc guarantees.
   sim_code allocate(int device, std::size_t bytes, sim_kind kind, void*& p) {
     p = nullptr;
     if (bytes == 0) return sim_code::ok;
@@ -927,8 +933,8 @@ class sim_memory {
   [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
     return each_piece(p, bytes, [](piece) {});
   }
-  /// Returns true if real memory backs the address: false only for device memory that is just addresses. Host memory unknown to
-  /// the machine is real.
+  /// Returns true if real memory backs the address: false only for device memory that is just addresses. Host
+  /// memory unknown to the machine is real.
   [[nodiscard]] bool is_real(void const* p) const noexcept {
     if (backing_ == sim_backing::host_backed || !knows(p)) return true;
     auto const it = containing(blocks_, address(p));
@@ -960,8 +966,8 @@ class sim_memory {
     auto const it = containing(maps_, address(p));
     return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
   }
-  /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device and those they
-  /// were shared with.
+  /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device
+  /// and those they were shared with.
   [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
     auto const it = containing(maps_, address(p));
     if (it == maps_.end() || physical_.find(it->second.handle)->second.device == device) return true;
@@ -1130,8 +1136,8 @@ class sim_memory {
 #include <cstdint>
 
 // ---- tarn/driver/sim/sim_cost.hpp
-// The costs of simulated GPU calls, in nanoseconds of virtual time. Measured on one H200 (bench/results) unless noted
-// otherwise.
+// The costs of simulated GPU calls, in nanoseconds of virtual time. Measured on one H200 (bench/results)
+// unless noted otherwise.
 
 #include <cstddef>
 #include <cstdint>
@@ -1141,8 +1147,8 @@ namespace TARN_NAMESPACE {
 /// A duration in virtual time, nanoseconds.
 using sim_nanoseconds = std::uint64_t;
 
-/// A cost that depends on size: linear between measured points, constant below the first, with the last slope beyond the
-/// last.
+/// A cost that depends on size: linear between measured points, constant below the first, with the last slope
+/// beyond the last.
 struct sim_cost_curve {
   struct point {
     std::size_t bytes;
@@ -1163,8 +1169,8 @@ struct sim_cost_curve {
   }
 };
 
-/// The costs of all calls. Change a field to model another machine; sim_costs::nothing() makes every call free, so that only
-/// the test advances time.
+/// The costs of all calls. Change a field to model another machine; sim_costs::nothing() makes every call
+/// free, so that only the test advances time.
 struct sim_costs {
   // Streams and events. Event costs are for one thread; eight concurrent threads pay 2,453 ns per record.
   sim_nanoseconds look = 30;           ///< cudaStreamGetId, cudaStreamIsCapturing; estimated
@@ -1202,7 +1208,8 @@ struct sim_costs {
   sim_cost_curve malloc_pinned{
       {{4_KiB, 2'000}, {1_MiB, 449'000}, {1_GiB, 460'000'000}, {8_GiB, 3'680'000'000}}};
   sim_cost_curve free_pinned{{{4_KiB, 1'000}, {1_MiB, 113'000}, {1_GiB, 116'000'000}, {8_GiB, 928'000'000}}};
-  /// The rest of registered_host's 168 ms per GiB once the host has touched the pages; estimated, as is the next.
+  /// The rest of registered_host's 168 ms per GiB once the host has touched the pages; estimated, as is the
+  /// next.
   sim_cost_curve register_host{{{4_KiB, 2'000}, {1_MiB, 60'000}, {1_GiB, 60'000'000}, {8_GiB, 480'000'000}}};
   sim_cost_curve unregister_host{
       {{4_KiB, 1'000}, {1_MiB, 30'000}, {1_GiB, 30'000'000}, {8_GiB, 240'000'000}}};
@@ -1210,7 +1217,8 @@ struct sim_costs {
   sim_nanoseconds free_managed = 40'000;
 
   // Device work, bytes per nanosecond (GB/s); 0 takes no time.
-  // The first two are from the data sheet's 4.8 TB/s of HBM3e: a copy reads and writes each byte, a fill writes it.
+  // The first two are from the data sheet's 4.8 TB/s of HBM3e: a copy reads and writes each byte, a fill
+  // writes it.
   double on_device_rate = 2'000;
   double fill_rate = 4'000;
   double pinned_rate = 53;  ///< host to device or back, chunks of 4 MiB
@@ -1251,14 +1259,17 @@ namespace TARN_NAMESPACE {
 /// Whether simulated devices support virtual memory management; some virtual GPUs do not.
 enum class sim_paging : std::uint8_t { available, missing };
 
-/// Whether simulated devices have memory pools, which cudaMallocAsync needs; some virtual GPUs and Jetson devices do not.
+/// Whether simulated devices have memory pools, which cudaMallocAsync needs; some virtual GPUs and Jetson
+/// devices do not.
 enum class sim_memory_pools : std::uint8_t { available, missing };
 
-/// Whether simulated devices can access each other's pages, as over NVLink. Copies between them do not need it.
+/// Whether simulated devices can access each other's pages, as over NVLink. Copies between them do not need
+/// it.
 enum class sim_peers : std::uint8_t { reachable, apart };
 
-/// How simulated pages can be exported. A page handle that can is a memory file of its own: another process that receives the
-/// descriptor and imports it into its own machine has the same memory, and keeps it if this process ends.
+/// How simulated pages can be exported. A page handle that can is a memory file of its own: another process
+/// that receives the descriptor and imports it into its own machine has the same memory, and keeps it if this
+/// process ends.
 enum class sim_sharing : std::uint8_t {
   none,
   descriptors,            ///< allocation_handle_type::posix_file_descriptor; Linux only
@@ -1284,8 +1295,8 @@ struct sim_options {
   int devices = 1;
   static constexpr std::size_t usual = ~std::size_t{0};
   std::size_t capacity = 140_GiB;  ///< of each device, bytes
-  /// Of it, in use from the start: the context, other processes. Usual is a 140th of the capacity, at most 1 GiB, or the parts
-  /// below, if they are more. The machine's options() have the number.
+  /// Of it, in use from the start: the context, other processes. Usual is a 140th of the capacity, at most 1
+  /// GiB, or the parts below, if they are more. The machine's options() have the number.
   std::size_t taken = usual;
   std::size_t context = 0;  ///< part of `taken`: this process's context and modules, for memory_account()
   std::size_t other_processes = 0;  ///< part of `taken`; so is what take_memory() takes later
@@ -1303,8 +1314,8 @@ struct sim_options {
   sim_costs costs{};
   std::uint64_t seed = 0;            ///< selects a schedule; 0: work takes exactly the requested time
   sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer
-  /// With a seed: out of a thousand streams this many are slow, and each of their operations takes up to `slowness` longer.
-  /// With a slowness of a second and more they appear never to end until a thread waits.
+  /// With a seed: out of a thousand streams this many are slow, and each of their operations takes up to
+  /// `slowness` longer. With a slowness of a second and more they appear never to end until a thread waits.
   unsigned slow_streams = 0;
   sim_nanoseconds slowness = 1'000'000'000;
   sim_nanoseconds late_events = 0;  ///< with a seed, an event may be reached up to this much later
@@ -1416,8 +1427,8 @@ namespace TARN_NAMESPACE::detail {
 // ---- tarn/core/float_format.hpp
 #ifndef TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
 #define TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
-// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to a narrower
-// format, and exact widening.
+// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to
+// a narrower format, and exact widening.
 
 #include <cstdint>
 #include <type_traits>
@@ -1551,11 +1562,13 @@ template <class From>
 
 namespace TARN_NAMESPACE {
 
-/// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format (__half,
-/// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions are explicit.
-/// Rounds to nearest even, from double in one step; keeps -0.0, subnormals and NaN (one NaN per format; its sign and payload
-/// are lost). Values that are too large, including infinities, become infinity in the 16-bit formats and the largest number in
-/// the 8-bit ones. Trivially copyable; uninitialised by default, zero when value-initialised.
+/// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format
+/// (__half,
+/// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions
+/// are explicit. Rounds to nearest even, from double in one step; keeps -0.0, subnormals and NaN (one NaN per
+/// format; its sign and payload are lost). Values that are too large, including infinities, become infinity
+/// in the 16-bit formats and the largest number in the 8-bit ones. Trivially copyable; uninitialised by
+/// default, zero when value-initialised.
 template <class Format>
 class basic_float {
  public:
@@ -1739,8 +1752,8 @@ struct sim_access {
 
 namespace TARN_NAMESPACE::detail {
 
-/// True while the calling thread runs a simulated kernel, where driver calls are not permitted. Atomic only because
-/// ThreadSanitizer treats the kernel as another thread.
+/// True while the calling thread runs a simulated kernel, where driver calls are not permitted. Atomic only
+/// because ThreadSanitizer treats the kernel as another thread.
 inline thread_local std::atomic<bool> sim_inside_work{false};
 
 /// Passes an access to the tool, if there is one.
@@ -1838,8 +1851,9 @@ class sim_conversion final : public sim_element_work {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/sim/sim_machine.hpp
-// A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take memory away,
-// capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its devices.
+// A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take
+// memory away, capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its
+// devices.
 
 #include <cstdint>
 #include <cstdlib>
@@ -1853,8 +1867,8 @@ class sim_conversion final : public sim_element_work {
 #include <vector>
 
 // ---- tarn/driver/sim/sim_async.hpp
-// The simulated cudaMallocAsync. Freed blocks are cached and reused in stream order, and return to the device at the next
-// synchronisation (release threshold 0, CUDA's default).
+// The simulated cudaMallocAsync. Freed blocks are cached and reused in stream order, and return to the device
+// at the next synchronisation (release threshold 0, CUDA's default).
 
 #include <cstddef>
 #include <iterator>
@@ -1864,7 +1878,8 @@ class sim_conversion final : public sim_element_work {
 #include <vector>
 
 // ---- tarn/driver/sim/sim_streams.hpp
-// The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: see sim_timeline.
+// The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: see
+// sim_timeline.
 
 #include <cstddef>
 #include <cstdint>
@@ -1879,7 +1894,8 @@ class sim_conversion final : public sim_element_work {
 //   work on S       a node that depends on the leaves of S, and is the only leaf of S from now on
 //   record(E, S)    E keeps the leaves of S           wait(S, E)    the leaves of E become leaves of S, too
 //
-// Every node belongs to a branch: a chain of nodes, each an ancestor of the next. Branch 0 begins with the first node.
+// Every node belongs to a branch: a chain of nodes, each an ancestor of the next. Branch 0 begins with the
+// first node.
 
 #include <algorithm>
 #include <cstddef>
@@ -1889,8 +1905,8 @@ class sim_conversion final : public sim_element_work {
 #include <vector>
 
 // ---- tarn/driver/sim/sim_tsan.hpp
-// The simulated GPU under ThreadSanitizer: each stream is a separate thread, and only what orders streams and the host on a
-// GPU orders them here. Without ThreadSanitizer these are empty types.
+// The simulated GPU under ThreadSanitizer: each stream is a separate thread, and only what orders streams and
+// the host on a GPU orders them here. Without ThreadSanitizer these are empty types.
 //
 //   the host enqueues work    the work is ordered after this thread's past and the stream's past
 //   record(E, S)              E keeps the stream's past          wait(S, E)              E's past is added to S's
@@ -1920,10 +1936,12 @@ namespace TARN_NAMESPACE::detail {
 
 #if TARN_TSAN
 
-/// A stream's own context. The machine's lock creates no order in it: a real driver's locks are invisible to the program.
+/// A stream's own context. The machine's lock creates no order in it: a real driver's locks are invisible to
+/// the program.
 ///
-/// Its work runs on a stack of its own. On the stack of the thread that runs it, it would write where that thread has written before,
-/// and ThreadSanitizer would report a race: of all local variables at -O0, of a few with optimisation.
+/// Its work runs on a stack of its own. On the stack of the thread that runs it, it would write where that
+/// thread has written before, and ThreadSanitizer would report a race: of all local variables at -O0, of a
+/// few with optimisation.
 class sim_fiber {
  public:
   static constexpr std::size_t stack_bytes = std::size_t{1} << 20;
@@ -1962,7 +1980,8 @@ struct sim_fiber_call {
 
 // Neither is instrumented: they read host data, and must not create an order between the two.
 
-/// The first function on the fiber's stack. makecontext() passes integers: the halves of the address of a sim_fiber_call.
+/// The first function on the fiber's stack. makecontext() passes integers: the halves of the address of a
+/// sim_fiber_call.
 __attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void start_fiber_call(unsigned high,
                                                                                   unsigned low) {
   auto* const call = reinterpret_cast<sim_fiber_call*>(static_cast<std::uintptr_t>(high) << 32U |
@@ -2026,7 +2045,8 @@ class sim_context {
   std::shared_ptr<sim_fiber> fiber_;
 };
 
-/// One enqueued operation. The stream that ran it also destroys it, since the stream has accessed its contents.
+/// One enqueued operation. The stream that ran it also destroys it, since the stream has accessed its
+/// contents.
 template <class Work>
 class sim_ordered_work {
  public:
@@ -2067,7 +2087,8 @@ class sim_ordered_work {
   std::unique_ptr<std::shared_ptr<Work>> held_;
 };
 
-/// Destroys what streams have read, such as the work of a graph, without creating an order between them and this thread.
+/// Destroys what streams have read, such as the work of a graph, without creating an order between them and
+/// this thread.
 template <class Held>
 void drop_unordered(Held& held) noexcept {
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -2254,11 +2275,11 @@ class sim_capture {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/sim/sim_order.hpp
-// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads. It reports any two
-// conflicting accesses to the same bytes by different owners that are not ordered.
+// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads. It
+// reports any two conflicting accesses to the same bytes by different owners that are not ordered.
 //
-// Every stream and every host timeline is an agent with a clock: entry i is the number of agent i's operations that are known
-// to be complete. Knowledge propagates as follows:
+// Every stream and every host timeline is an agent with a clock: entry i is the number of agent i's
+// operations that are known to be complete. Knowledge propagates as follows:
 //
 //   host enqueues on S      S learns what the host knows
 //   record(E, S)            E learns what S knows          wait(S, E)            S learns what E knows
@@ -2266,16 +2287,17 @@ class sim_capture {
 //
 //   publish(token)          the token learns               observe(token)        the host learns
 //
-// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread requests one timeline per
-// thread; then knowledge passes between threads only by publish and observe.
+// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread requests
+// one timeline per thread; then knowledge passes between threads only by publish and observe.
 //
-// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by the same owner are not checked;
-// when bytes change owners (freed, then allocated), the next owner's accesses must cover all accesses of previous owners.
-// Bytes are physical: a page that is remapped keeps its history.
+// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by the same owner
+// are not checked; when bytes change owners (freed, then allocated), the next owner's accesses must cover all
+// accesses of previous owners. Bytes are physical: a page that is remapped keeps its history.
 //
-// Replays of a graph access the addresses of its capture. Bytes that were allocated or freed on a captured stream are held by the
-// graph until eager work gets them, or, after graph_holds(), until graph_released(): each replay repeats the changes of owner in
-// the order of the capture. Other bytes must have the owner that they had when the access was captured.
+// Replays of a graph access the addresses of its capture. Bytes that were allocated or freed on a captured
+// stream are held by the graph until eager work gets them, or, after graph_holds(), until graph_released():
+// each replay repeats the changes of owner in the order of the capture. Other bytes must have the owner that
+// they had when the access was captured.
 //
 // Over 400 lines: a segment, the changes of its owner and the text of a finding about it are read together.
 
@@ -2289,7 +2311,8 @@ class sim_capture {
 #include <vector>
 
 // ---- tarn/driver/sim/sim_agents.hpp
-// Who acts on the simulated GPU, and what each knows: the agents of the order checker and their vector clocks.
+// Who acts on the simulated GPU, and what each knows: the agents of the order checker and their vector
+// clocks.
 
 #include <cstddef>
 #include <cstdint>
@@ -2343,7 +2366,8 @@ class sim_agents {
     return agents_.size() - 1;
   }
 
-  /// Returns the latest agent of that name, for the last uses of a destroyed stream; `none` if there was none.
+  /// Returns the latest agent of that name, for the last uses of a destroyed stream; `none` if there was
+  /// none.
   [[nodiscard]] sim_agent agent_of(char const* kind, std::uint64_t number) const {
     std::string const name = std::string(kind) + ' ' + std::to_string(number);
     for (sim_agent a = agents_.size(); a-- > 0;) {
@@ -2444,7 +2468,8 @@ class sim_order : public sim_agents {
       add_finding("freed bytes that no block owns", {p, bytes, sim_use::writes}, before, on, none);
   }
 
-  /// Lets the memory of graphs hold bytes until graph_released(). `holder` names that memory: bytes cannot have two.
+  /// Lets the memory of graphs hold bytes until graph_released(). `holder` names that memory: bytes cannot
+  /// have two.
   void graph_holds(sim_memory const& memory, void const* p, std::size_t bytes, void const* holder) {
     ++holds_;
     bool reported = false;
@@ -2459,14 +2484,16 @@ class sim_order : public sim_agents {
       s.kept_by = holder;
     });
   }
-  /// The same for physical memory that is new behind addresses that graphs held before: all of these graphs may use it.
+  /// The same for physical memory that is new behind addresses that graphs held before: all of these graphs
+  /// may use it.
   void graph_holds_again(sim_memory const& memory, void const* p, std::size_t bytes) {
     each(memory, p, bytes, [](segment& s) {
       if (!s.noted) s.kept = 1;
       s.promised = s.promised || !s.noted;
     });
   }
-  /// Until called again with false, graph_released() of another address of the same physical memory changes nothing.
+  /// Until called again with false, graph_released() of another address of the same physical memory changes
+  /// nothing.
   void graph_stays(sim_memory const& memory, void const* p, std::size_t bytes, bool stays) {
     each(memory, p, bytes, [=](segment& s) { s.stays = stays; });
   }
@@ -2505,11 +2532,12 @@ class sim_order : public sim_agents {
     ++owners_;
     each(memory, p, bytes, [&](segment& s) {
       bool const is_others = s.held && (s.current.p != p || s.current.bytes != bytes);
-      // Lost: accesses by the replay are findings. In new physical memory at the same address the owner is not known.
+      // Lost: accesses by the replay are findings. In new physical memory at the same address the owner is
+      // not known.
       if (!s.noted || !is_kept(s, holds) || is_others) return;
       std::uint64_t const number = s.current.number;
-      bool const is_same =
-          s.held;  // the capture did not free it, and nothing else did: for other graphs it stays the same block
+      bool const is_same = s.held;  // the capture did not free it, and nothing else did: for other graphs it
+                                    // stays the same block
       give(s, p, bytes, on);
       if (is_same) s.current.number = number;
     });
@@ -2562,8 +2590,8 @@ class sim_order : public sim_agents {
     });
   }
 
-  /// Checks that the host may unmap a range: all work that accessed memory through this mapping must be known to be complete.
-  /// Work through other mappings of the same memory does not matter.
+  /// Checks that the host may unmap a range: all work that accessed memory through this mapping must be known
+  /// to be complete. Work through other mappings of the same memory does not matter.
   void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
                   char const* how) {
     auto const it = through_.find(reinterpret_cast<std::uintptr_t>(p));
@@ -2594,7 +2622,8 @@ class sim_order : public sim_agents {
                         ", which is destroyed: CUDA may crash. Mark the stream's work while it lives."}));
   }
 
-  /// Removes the history of freed physical bytes. A block in them keeps its addresses (its pool sleeps) and may be freed later.
+  /// Removes the history of freed physical bytes. A block in them keeps its addresses (its pool sleeps) and
+  /// may be freed later.
   void forget(std::uint64_t key, std::size_t bytes) {
     split(key);
     split(key + bytes);
@@ -2716,7 +2745,8 @@ class sim_order : public sim_agents {
     }
     return last;
   }
-  /// Describes the missing event: after which operation, what is known instead, and whether an event was recorded at all.
+  /// Describes the missing event: after which operation, what is known instead, and whether an event was
+  /// recorded at all.
   void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
     std::uint64_t const last = last_of(s, other);
     sim_agents::acting const& them = agents_[other];
@@ -2769,11 +2799,12 @@ class sim_order : public sim_agents {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/driver/sim/sim_replay.hpp
-// Replay of a captured graph on the simulated GPU. A node starts when its dependencies have ended and the launching stream has
-// reached the launch; independent branches run at the same time.
+// Replay of a captured graph on the simulated GPU. A node starts when its dependencies have ended and the
+// launching stream has reached the launch; independent branches run at the same time.
 //
-// To the order checker, branch 0 is the launching stream, and each other branch of a graph is an agent, the same one in all
-// launches: they are ordered after each other, so it knows nothing that a later launch must not know.
+// To the order checker, branch 0 is the launching stream, and each other branch of a graph is an agent, the
+// same one in all launches: they are ordered after each other, so it knows nothing that a later launch must
+// not know.
 
 #include <algorithm>
 #include <cstddef>
@@ -2856,8 +2887,8 @@ struct sim_device {
   [[no_unique_address]] sim_past past;  ///< of all streams
   [[no_unique_address]] sim_past blocking_past;
 
-  /// Returns when the stream could start work enqueued now. Passes to it the knowledge of the streams that the rules of the legacy
-  /// default stream make it wait for.
+  /// Returns when the stream could start work enqueued now. Passes to it the knowledge of the streams that
+  /// the rules of the legacy default stream make it wait for.
   sim_nanoseconds start_on(sim_stream& stream, sim_nanoseconds now, sim_order* order) const {
     sim_nanoseconds start = stream.tail < now ? now : stream.tail;
     bool const blocking = stream.blocking == sim_blocking::with_legacy;
@@ -2891,8 +2922,8 @@ struct sim_device {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/sim/sim_timeline.hpp
-// The clock of a simulated machine, the operations that have not ended, and the fault of each device. The end of an operation is
-// known when it is enqueued; the operation takes effect when the clock reaches that end.
+// The clock of a simulated machine, the operations that have not ended, and the fault of each device. The end
+// of an operation is known when it is enqueued; the operation takes effect when the clock reaches that end.
 
 #include <atomic>
 #include <cstddef>
@@ -3044,8 +3075,9 @@ class sim_replay {
       order_->freed_again(memory_, p, bytes, on, graph_.holds);
     }
   }
-  /// Passes to the stream what the last launch knew, and makes the bytes that the graph holds what they were when its capture
-  /// began. Returns the blocks of the capture that were freed since: they are free again afterwards.
+  /// Passes to the stream what the last launch knew, and makes the bytes that the graph holds what they were
+  /// when its capture began. Returns the blocks of the capture that were freed since: they are free again
+  /// afterwards.
   std::vector<sim_capture::range> take_inputs() {
     std::vector<sim_capture::range> freed_since;
     if (order_ == nullptr) return freed_since;
@@ -3061,8 +3093,8 @@ class sim_replay {
     }
     return freed_since;
   }
-  /// Notes the blocks that a later capture of the same memory got in place of one that this graph frees, and that are live now: they
-  /// stay live. Their contents are lost.
+  /// Notes the blocks that a later capture of the same memory got in place of one that this graph frees, and
+  /// that are live now: they stay live. Their contents are lost.
   void note_others() {
     for (sim_node const& n : graph_.nodes()) {
       if (n.what == sim_node::kind::freed && !is_others(n.p, n.bytes) &&
@@ -3313,7 +3345,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// Whether a host thread knows all that other threads knew at their last driver call, or only what was published to it.
+/// Whether a host thread knows all that other threads knew at their last driver call, or only what was
+/// published to it.
 enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
 
 /// What the streams and events of a machine do, and its clock. Callers hold the machine's lock.
@@ -3367,8 +3400,8 @@ class sim_streams : public sim_stream_table {
     return sim_code::ok;
   }
 
-  /// Marks all work of the event's device, as cuCtxRecordEvent does. Fails while any stream there is captured, and invalidates the
-  /// captures.
+  /// Marks all work of the event's device, as cuCtxRecordEvent does. Fails while any stream there is
+  /// captured, and invalidates the captures.
   sim_code record_all(sim_event& event) {
     if (sim_code const refused = invalidate_all(event.device); refused != sim_code::ok) return refused;
     auto& d = devices_[static_cast<std::size_t>(event.device)];
@@ -3506,7 +3539,8 @@ class sim_streams : public sim_stream_table {
     return sim_code::ok;
   }
 
-  /// Notifies the checker that bytes changed owners in the order of a stream; replays repeat it if the stream is captured.
+  /// Notifies the checker that bytes changed owners in the order of a stream; replays repeat it if the stream
+  /// is captured.
   void change_owner(sim_stream& stream, sim_node::kind what, void const* p, std::size_t bytes) {
     bool const captured = stream.capture != nullptr;
     sim_place const place = captured ? sim_place::captured : sim_place::eager;
@@ -3551,7 +3585,8 @@ class sim_streams : public sim_stream_table {
     graph->machine = this;
     return sim_code::ok;
   }
-  /// Also true for the legacy stream while a stream that it synchronises with is captured: work on it would invalidate that.
+  /// Also true for the legacy stream while a stream that it synchronises with is captured: work on it would
+  /// invalidate that.
   [[nodiscard]] bool is_capturing(sim_stream const& stream) {
     bool capturing = stream.capture != nullptr;
     if (stream.legacy && open_captures_ != 0) {
@@ -3638,7 +3673,8 @@ class sim_streams : public sim_stream_table {
   [[nodiscard]] sim_device& device_of(sim_stream const& stream) noexcept {
     return devices_[static_cast<std::size_t>(stream.device)];
   }
-  /// Returns when the stream could start work enqueued now; passes to it the knowledge of the host and of what it waits for.
+  /// Returns when the stream could start work enqueued now; passes to it the knowledge of the host and of
+  /// what it waits for.
   sim_nanoseconds start_on(sim_stream& stream) {
     if (order_ != nullptr) order_->learn(stream.agent, order_->clock(host()));
     return device_of(stream).start_on(stream, now(), order_);
@@ -3667,8 +3703,8 @@ namespace TARN_NAMESPACE::detail {
 /// Whether a block came from the cache, which determines its cost.
 enum class sim_warmth : std::uint8_t { warm, cold };
 
-/// The pool of one device. A freed block serves requests of its own size: at once on the stream that freed it, on other
-/// streams once the free has completed. Callers hold the machine's lock.
+/// The pool of one device. A freed block serves requests of its own size: at once on the stream that freed
+/// it, on other streams once the free has completed. Callers hold the machine's lock.
 class sim_async {
  public:
   sim_async(int device, sim_memory& memory, sim_order* order) noexcept
@@ -3795,8 +3831,8 @@ struct sim_state {
 
 }  // namespace detail
 
-/// Work recorded from a captured stream; launch it any number of times, on the machine where it was captured. Copies are the same
-/// graph, whose launches are ordered after each other, like those of one cudaGraphExec_t.
+/// Work recorded from a captured stream; launch it any number of times, on the machine where it was captured.
+/// Copies are the same graph, whose launches are ordered after each other, like those of one cudaGraphExec_t.
 class sim_graph {
  public:
   [[nodiscard]] bool is_empty() const noexcept { return size() == 0; }
@@ -3807,10 +3843,11 @@ class sim_graph {
   std::shared_ptr<detail::sim_exec> exec_;
 };
 
-/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any handle or driver of
-/// it. Thread-safe; results are reproducible if one thread drives. Time is virtual: it advances by the cost of each driver
-/// call, by advance(), and to the end of the work that a synchronisation waits for. A forked child cannot use a machine of its
-/// parent, as with CUDA: each call fails, and page contents remain the parent's.
+/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any
+/// handle or driver of it. Thread-safe; results are reproducible if one thread drives. Time is virtual: it
+/// advances by the cost of each driver call, by advance(), and to the end of the work that a synchronisation
+/// waits for. A forked child cannot use a machine of its parent, as with CUDA: each call fails, and page
+/// contents remain the parent's.
 class sim_machine {
  public:
   /// Constructs a machine with the default options: one device.
@@ -3852,9 +3889,11 @@ class sim_machine {
   // Work. A default stream is device 0's here; sim_driver::launch uses its own device's.
 
   /// Launches simulated work that lasts `duration`.
-  /// @param touched  bytes that it reads and writes; an address without backing when the work ends is an illegal access and
+  /// @param touched  bytes that it reads and writes; an address without backing when the work ends is an
+  /// illegal access and
   ///                 breaks the device for good, as on a GPU
-  /// @param body     runs on the host when the work ends, on a thread that drives the machine; may access host-backed
+  /// @param body     runs on the host when the work ends, on a thread that drives the machine; may access
+  /// host-backed
   ///                 memory but must not call a driver or throw
   template <class F>
     requires std::is_invocable_v<F&>
@@ -3871,8 +3910,8 @@ class sim_machine {
                 std::initializer_list<sim_access> touched = {}) const {
     return launch(stream, duration, touched, [] {});
   }
-  /// Launches what a capture recorded. A node starts when the nodes that it depends on have ended; later work on `stream` waits
-  /// for all of them. On a captured stream, adds the graph to the capture.
+  /// Launches what a capture recorded. A node starts when the nodes that it depends on have ended; later work
+  /// on `stream` waits for all of them. On a captured stream, adds the graph to the capture.
   status launch(stream_ref stream, sim_graph const& graph) const { return launch_on(0, stream, graph); }
 
   /// Creates a stream that synchronises with the legacy default stream, as cudaStreamCreate does.
@@ -3952,8 +3991,9 @@ class sim_machine {
 
   // The order checker; without sim_checks::stream_order these do nothing.
 
-  /// Records that bytes have a new owner, which first uses them on `stream`. On a captured stream, each replay repeats this and
-  /// freed() at their place in the graph, and the graph may use the bytes until eager work gets them.
+  /// Records that bytes have a new owner, which first uses them on `stream`. On a captured stream, each
+  /// replay repeats this and freed() at their place in the graph, and the graph may use the bytes until eager
+  /// work gets them.
   void allocated(void const* p, std::size_t bytes, stream_ref stream) const {
     change_owner(stream, detail::sim_node::kind::allocated, p, bytes);
   }
@@ -3961,8 +4001,8 @@ class sim_machine {
   void freed(void const* p, std::size_t bytes, stream_ref stream) const {
     change_owner(stream, detail::sim_node::kind::freed, p, bytes);
   }
-  /// Records that the memory of graphs holds bytes: only captures may allocate them, and replays may use them although they are
-  /// free. `holder`, unless null, names that memory; bytes cannot have two.
+  /// Records that the memory of graphs holds bytes: only captures may allocate them, and replays may use them
+  /// although they are free. `holder`, unless null, names that memory; bytes cannot have two.
   void graph_holds(void const* p, std::size_t bytes, void const* holder = nullptr) const {
     if (state_->order) hold()->order->graph_holds(state_->memory, p, bytes, holder);
   }
@@ -3970,8 +4010,8 @@ class sim_machine {
   void graph_holds_again(void const* p, std::size_t bytes) const {
     if (state_->order) hold()->order->graph_holds_again(state_->memory, p, bytes);
   }
-  /// Records that graphs hold bytes, whose physical memory may have other addresses, too: graph_released() of those changes nothing until
-  /// this is called again with false.
+  /// Records that graphs hold bytes, whose physical memory may have other addresses, too: graph_released() of
+  /// those changes nothing until this is called again with false.
   void graph_stays(void const* p, std::size_t bytes, bool stays) const {
     if (state_->order) hold()->order->graph_stays(state_->memory, p, bytes, stays);
   }
@@ -3979,15 +4019,16 @@ class sim_machine {
   void graph_released(void const* p, std::size_t bytes) const {
     if (state_->order) hold()->order->graph_released(state_->memory, p, bytes);
   }
-  /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token later, like the
-  /// release and acquire of a mutex.
+  /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token
+  /// later, like the release and acquire of a mutex.
   void publish(void const* token) const {
     if (state_->order) hold()->streams.publish(token);
   }
   void observe(void const* token) const {
     if (state_->order) hold()->streams.observe(token);
   }
-  /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the checker.
+  /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the
+  /// checker.
   [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
     std::lock_guard const lock(state_->mutex);
     auto* const a = state_->streams.find(first, 0);
@@ -4092,13 +4133,14 @@ class sim_machine {
 
 namespace TARN_NAMESPACE {
 
-/// A device of a simulated machine; by default the current one of the process-wide machine. A cheap handle that keeps its machine alive.
-/// As the contract requires, no call throws and every call is thread-safe. Beyond the contract: a call inside simulated work
-/// fails (not permitted), misuse is reported with CUDA's error numbers, and after an illegal access every call on the device
-/// fails, as on a GPU.
+/// A device of a simulated machine; by default the current one of the process-wide machine. A cheap handle
+/// that keeps its machine alive. As the contract requires, no call throws and every call is thread-safe.
+/// Beyond the contract: a call inside simulated work fails (not permitted), misuse is reported with CUDA's
+/// error numbers, and after an illegal access every call on the device fails, as on a GPU.
 class sim_driver {
  public:
-  /// The tool attached to the machine, which the pool notifies of its blocks; converts to false if there is none.
+  /// The tool attached to the machine, which the pool notifies of its blocks; converts to false if there is
+  /// none.
   class memory_tool_ref {
    public:
     constexpr memory_tool_ref() noexcept = default;
@@ -4146,7 +4188,8 @@ class sim_driver {
 
   [[nodiscard]] device_id device() const noexcept { return device_; }
 
-  /// Returns the calling thread's current device, for device_guard. Informational: no simulated call depends on it.
+  /// Returns the calling thread's current device, for device_guard. Informational: no simulated call depends
+  /// on it.
   static status current_device(device_id& device) noexcept {
     device = current();
     return {};
@@ -4158,8 +4201,8 @@ class sim_driver {
   }
   [[nodiscard]] sim_machine const& machine() const noexcept { return machine_; }
 
-  /// Returns an identity that the stream_ref already holds, as cuda_driver does. As CUDA, refuses to identify a captured stream by its
-  /// handle, and invalidates the capture.
+  /// Returns an identity that the stream_ref already holds, as cuda_driver does. As CUDA, refuses to identify
+  /// a captured stream by its handle, and invalidates the capture.
   status identify(stream_ref stream, stream_id& id) const noexcept {
     if (stream.id() != stream_ref::unknown_id) {
       return call(driver_call::identify, costs().look, [&](state&) {
@@ -4268,8 +4311,8 @@ class sim_driver {
                 [&](state& m) { return m.streams.destroy_stream(stream); });
   }
 
-  /// Copies when the stream reaches the operation. As in CUDA, a copy from or to pageable host memory (any memory unknown to
-  /// the machine) has completed when the call returns.
+  /// Copies when the stream reaches the operation. As in CUDA, a copy from or to pageable host memory (any
+  /// memory unknown to the machine) has completed when the call returns.
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     return copy(stream, to, device_, from, bytes);
   }
@@ -4292,8 +4335,9 @@ class sim_driver {
       return transfer(m, s, std::move(work), detail::sim_transfer(bytes, costs().fill_rate));
     });
   }
-  /// Converts when the stream reaches the operation, at the rate of a copy of the same size. It is a kernel of this device: an
-  /// access to memory that the device cannot reach is an illegal access and breaks the device.
+  /// Converts when the stream reaches the operation, at the rate of a copy of the same size. It is a kernel
+  /// of this device: an access to memory that the device cannot reach is an illegal access and breaks the
+  /// device.
   template <element To, element From>
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept {
     return on_stream(driver_call::convert, costs().launch, stream, [&](state& m, detail::sim_stream& s) {
@@ -4414,7 +4458,8 @@ class sim_driver {
   status export_dma_buf(void*, std::size_t, int&) const noexcept {
     return call(driver_call::export_dma_buf, costs().look, [](state&) { return code::not_supported; });
   }
-  /// The same for the devices of one number of all simulated machines: a second process can import what the first has exported.
+  /// The same for the devices of one number of all simulated machines: a second process can import what the
+  /// first has exported.
   status uuid(device_uuid& id) const noexcept {
     return call(driver_call::uuid, costs().look, [&](state&) {
       id = {'t', 'a', 'r', 'n', ' ', 's', 'i', 'm', static_cast<unsigned char>(device_.value)};
@@ -4477,8 +4522,8 @@ class sim_driver {
   status free_pinned(void* p) const noexcept {
     return free_block(driver_call::free_pinned, p, detail::sim_kind::pinned);
   }
-  /// Copies treat the memory as pinned from now on. Unregistering does not wait, since CUDA documents no wait: work that
-  /// accesses the memory afterwards is an illegal access.
+  /// Copies treat the memory as pinned from now on. Unregistering does not wait, since CUDA documents no
+  /// wait: work that accesses the memory afterwards is an illegal access.
   status register_host(void* p, std::size_t bytes) const noexcept {
     return call(driver_call::register_host, costs().register_host.at(bytes),
                 [&](state& m) { return m.memory.adopt(device_.value, p, bytes); });
@@ -4593,8 +4638,8 @@ class sim_driver {
 
   [[nodiscard]] sim_costs const& costs() const noexcept { return machine_.options().costs; }
 
-  /// Wraps every call: fails inside simulated work and on a missing or broken device; counts the call, charges its cost and
-  /// names it in the status.
+  /// Wraps every call: fails inside simulated work and on a missing or broken device; counts the call,
+  /// charges its cost and names it in the status.
   template <class F>
   status call(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
     char const* const name = name_of(which);
@@ -4653,7 +4698,8 @@ class sim_driver {
     });
   }
 
-  /// After a wait: the pool of cudaMallocAsync releases what it may, and errors that occurred meanwhile are returned.
+  /// After a wait: the pool of cudaMallocAsync releases what it may, and errors that occurred meanwhile are
+  /// returned.
   code synchronized(state& m, code outcome) const {
     if (outcome != code::ok) return outcome;
     m.trim_async(device_.value);
@@ -4684,15 +4730,16 @@ inline sim_driver sim_machine::driver(device_id device) const noexcept {
   return {*this, device};
 }
 
-/// The same driver as of CUDA 12.5 and later, which can mark a device's work without naming a stream: the pool then passes no
-/// handle that may belong to a destroyed stream (pool/order/mark_work.hpp).
+/// The same driver as of CUDA 12.5 and later, which can mark a device's work without naming a stream: the
+/// pool then passes no handle that may belong to a destroyed stream (pool/order/mark_work.hpp).
 class sim_marking_driver : public sim_driver {
  public:
   using sim_driver::sim_driver;
   sim_marking_driver() = default;
   sim_marking_driver(sim_driver const& driver) noexcept : sim_driver(driver) {}  // NOLINT: the same device
   status record_all(event_handle event) const noexcept { return record_all_work(event); }
-  /// As cuda_driver's: whether create_stream() created the stream and it is not destroyed. Passes no handle to the device.
+  /// As cuda_driver's: whether create_stream() created the stream and it is not destroyed. Passes no handle
+  /// to the device.
   [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return is_made(stream); }
 };
 
@@ -4705,7 +4752,8 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
 // ---- tarn/source/registered_host.hpp
 #ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 #define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
-// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver registers them.
+// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver
+// registers them.
 
 #include <concepts>
 #include <cstddef>
@@ -4715,7 +4763,8 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
 // ---- tarn/source/host_pages.hpp
 #ifndef TARN_SINGLE_SOURCE_HOST_PAGES_HPP
 #define TARN_SINGLE_SOURCE_HOST_PAGES_HPP
-// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no libnuma.
+// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no
+// libnuma.
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -4811,8 +4860,8 @@ struct host_pages {
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
 
  private:
-  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when the reserved pages
-  /// of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
+  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when
+  /// the reserved pages of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
   [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
     constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
     int result = 0;
@@ -4849,13 +4898,14 @@ namespace TARN_NAMESPACE {
 enum class host_page_size : std::uint8_t {
   usual,         ///< the host's own, mostly 4 KiB
   huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
-  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
+  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are
+                 ///< none
 };
 
 struct registered_options {
   host_page_size pages = host_page_size::huge;
-  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is attached to
-  /// (nvidia-smi topo -m) copies fastest.
+  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is
+  /// attached to (nvidia-smi topo -m) copies fastest.
   int numa_node = any_node;
   /// Threads that touch the pages of blocks of 64 MiB and more; 0: as many as there are processors, up to 16.
   unsigned threads = 0;
@@ -4909,10 +4959,10 @@ struct registered_calls {
   }
 };
 
-/// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool it. Takes 168 ms
-/// per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the pages, and fewer pages have to be
-/// pinned. Aligned to the page. Exhausted memory is reported as out_of_memory; a node that is missing or not allowed as
-/// cuda_error of kind `unsupported`. Linux.
+/// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool
+/// it. Takes 168 ms per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the
+/// pages, and fewer pages have to be pinned. Aligned to the page. Exhausted memory is reported as
+/// out_of_memory; a node that is missing or not allowed as cuda_error of kind `unsupported`. Linux.
 template <registering_driver D>
 class basic_registered : public block_source<D, registered_calls> {
  public:
@@ -4957,8 +5007,8 @@ static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_pinned
 
 namespace TARN_NAMESPACE {
 
-/// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200, `sim_pool{sim_pages{machine.driver(0)}}` a
-/// user-defined machine.
+/// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200,
+/// `sim_pool{sim_pages{machine.driver(0)}}` a user-defined machine.
 using sim_pool = pool_over<sim_pages>;
 /// An owning stream of the simulated device.
 using sim_stream = basic_stream<sim_driver>;

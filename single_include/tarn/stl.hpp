@@ -12,10 +12,11 @@
 
 namespace TARN_NAMESPACE {
 
-/// A standard allocator over pinned, managed or host memory, pooled or not: `std::vector<float, allocator<float, R>>`.
-/// Containers are synchronous, so it uses allocate_sync and deallocate_sync: complete copies to or from a container's memory
-/// before the container is changed or destroyed. Holds its resource. Propagates on copy, move and swap of containers. Aligned
-/// to alignof(T); a pool aligns to 256 bytes in any case. As thread-safe as the resource.
+/// A standard allocator over pinned, managed or host memory, pooled or not: `std::vector<float,
+/// allocator<float, R>>`. Containers are synchronous, so it uses allocate_sync and deallocate_sync: complete
+/// copies to or from a container's memory before the container is changed or destroyed. Holds its resource.
+/// Propagates on copy, move and swap of containers. Aligned to alignof(T); a pool aligns to 256 bytes in any
+/// case. As thread-safe as the resource.
 template <class T, class Resource>
 class allocator {
  public:

@@ -2,7 +2,8 @@
 #pragma once
 // tarn in one file, made by .ci/amalgamate.py from include/tarn. Do not edit.
 // ---- tarn/tarn.hpp
-// tarn: GPU memory for C++. The folders, lowest first; each includes only itself and those above it in this list:
+// tarn: GPU memory for C++. The folders, lowest first; each includes only itself and those above it in this
+// list:
 //
 //   core/    basic types: bytes, streams, errors, the concepts, and shared_resource<>, the handle of every composed resource
 //   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and (tarn/sim.hpp) a simulated one
@@ -25,20 +26,23 @@
 //   sharing/  memory for other processes and for communication libraries (tarn/sharing.hpp)
 //   report/   statistics, snapshots and tables, named as in PyTorch
 //
-// The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
+// The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp,
+// tarn/cuda_mr.hpp.
 
 // ---- tarn/core/config.hpp
-// What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and system calls that
-// exist on one platform, and only in the file that wraps them: core/wait, core/at_fork, core/source_location,
-// pool/cache/owner_lock, debug/backtrace, driver/ and the interop headers (tests/architecture/check.py).
+// What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and
+// system calls that exist on one platform, and only in the file that wraps them: core/wait, core/at_fork,
+// core/source_location, pool/cache/owner_lock, debug/backtrace, driver/ and the interop headers
+// (tests/architecture/check.py).
 
 // ---- tarn/version.hpp
 // The version, for programs and for CMake, and the namespace that belongs to it.
 //
-// All of tarn is in TARN_NAMESPACE, so that two versions may be linked into one program: `tarn::device_pool` of one version is
-// another type, with other symbols, than that of another version. The last part is a fingerprint of the headers' code; it is written
-// by .ci/amalgamate.py and changes with any line of code, so two commits of one version differ, too. Code that declares
-// something of tarn itself opens this namespace; `namespace tarn` suffices to use it.
+// All of tarn is in TARN_NAMESPACE, so that two versions may be linked into one program: `tarn::device_pool`
+// of one version is another type, with other symbols, than that of another version. The last part is a
+// fingerprint of the headers' code; it is written by .ci/amalgamate.py and changes with any line of code, so
+// two commits of one version differ, too. Code that declares something of tarn itself opens this namespace;
+// `namespace tarn` suffices to use it.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
 #define TARN_NAMESPACE tarn::inline v0_2_0_da098549
@@ -89,14 +93,14 @@
 #endif
 
 /// 1: a pool checks that nothing it looked up under its lock is used after the lock was released
-/// (pool/arena/looked_up.hpp), and aborts on the spot if it is. For tests of tarn and of user-defined sources; use the same
-/// value in every translation unit.
+/// (pool/arena/looked_up.hpp), and aborts on the spot if it is. For tests of tarn and of user-defined
+/// sources; use the same value in every translation unit.
 #ifndef TARN_CHECK_LOCKS
 #define TARN_CHECK_LOCKS 0
 #endif
 
-/// Stands in each loop over what a pool or a policy holds. Tests of costs count by it how many items a call looks at
-/// (tests/costs/costs.cpp); it does nothing otherwise. Use the same value in every translation unit.
+/// Stands in each loop over what a pool or a policy holds. Tests of costs count by it how many items a call
+/// looks at (tests/costs/costs.cpp); it does nothing otherwise. Use the same value in every translation unit.
 #ifndef TARN_VISIT
 #define TARN_VISIT() static_cast<void>(0)
 #endif
@@ -157,8 +161,8 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 
 namespace TARN_NAMESPACE::detail {
 
-/// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode Standard, table 3-7:
-/// no overlong forms, no surrogates, nothing above U+10FFFF).
+/// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode
+/// Standard, table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
 [[nodiscard]] constexpr std::size_t utf8_length(std::string_view text) noexcept {
   auto const at = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   auto const follows = [&](std::size_t i, unsigned least, unsigned most) {
@@ -181,15 +185,17 @@ namespace TARN_NAMESPACE::detail {
   return 0;
 }
 
-/// Whether a well-formed character of `length` bytes at the start of `text` controls a terminal: U+0000 to U+001F and U+007F to U+009F.
+/// Whether a well-formed character of `length` bytes at the start of `text` controls a terminal: U+0000 to
+/// U+001F and U+007F to U+009F.
 [[nodiscard]] constexpr bool is_control(std::string_view text, std::size_t length) noexcept {
   auto const first = static_cast<unsigned char>(text[0]);
   if (length == 1) return first < 0x20 || first == 0x7F;
   return length == 2 && first == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0;
 }
 
-/// Calls put(part) with parts of the text, in order: a blank for each control character, a question mark for each byte that belongs to
-/// no character, all others as they are. Together they are not longer than the text.
+/// Calls put(part) with parts of the text, in order: a blank for each control character, a question mark for
+/// each byte that belongs to no character, all others as they are. Together they are not longer than the
+/// text.
 template <class Put>
 constexpr void put_printable(std::string_view text, Put const& put) {
   while (!text.empty()) {
@@ -209,8 +215,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-// Not templates on the capacity: every message<N> would compile them again in every file. They append after the first `size`
-// characters, reserve one for the terminator, and return the new size.
+// Not templates on the capacity: every message<N> would compile them again in every file. They append after
+// the first `size` characters, reserve one for the terminator, and return the new size.
 
 constexpr std::size_t append(char* to, std::size_t size, std::size_t capacity, char const* text,
                              std::size_t length) noexcept {
@@ -284,7 +290,8 @@ class message {
     size_ = detail::append_hex(text_, size_, Capacity, value);
     return *this;
   }
-  /// Appends a byte count in human-readable form: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, truncated.
+  /// Appends a byte count in human-readable form: "96 B", "1.5 KiB", "512 MiB"; at most one decimal,
+  /// truncated.
   constexpr message& add_bytes(std::uint64_t bytes) noexcept {
     size_ = detail::append_bytes(text_, size_, Capacity, bytes);
     return *this;
@@ -306,8 +313,8 @@ class message {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/core/source_location.hpp
-// A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
-// available everywhere.
+// A source location. std::source_location is not available with clang 14, which tarn supports; the builtins
+// behind it are available everywhere.
 
 #if defined(__NVCC__) && !defined(__clang__)
 // nvcc corrupts a default argument that has one of these builtins: 12.4 where a constraint calls the
@@ -585,7 +592,8 @@ class bad_alignment : public detail::error_of<std::invalid_argument, 288> {
   std::size_t limit_;
 };
 
-/// A driver call failed. Holds the code, its name, the call, and the line of the user's program that led to it.
+/// A driver call failed. Holds the code, its name, the call, and the line of the user's program that led to
+/// it.
 class cuda_error : public detail::error_of<std::exception, 448> {
  public:
   explicit cuda_error(status what_happened, int device = -1,
@@ -821,7 +829,8 @@ class pool_asleep : public detail::error_of<std::exception, 288> {
 
 namespace detail {
 
-/// The status of a call that cannot be made. @param call  what was called, and why it is refused; static storage
+/// The status of a call that cannot be made. @param call  what was called, and why it is refused; static
+/// storage
 [[nodiscard]] constexpr status unsupported_call(char const* call) noexcept {
   return {failure::unsupported, 801, "cudaErrorNotSupported", call};
 }
@@ -847,7 +856,8 @@ enum class misuse_kind : std::uint8_t {
   no_resource       ///< an owner that was constructed without a resource was to allocate, copy or order
 };
 
-/// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse handler instead.
+/// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse
+/// handler instead.
 class misuse : public detail::error_of<std::exception, 640> {
  public:
   misuse(misuse_kind kind, void const* pointer, std::string_view text) noexcept
@@ -1001,8 +1011,8 @@ inline constexpr bool has_property = Resource::properties::template has<Tag>;
 // | r.device()                                | device_id | never                        | where the memory is                               |
 // | r.driver()                                | driver    | never                        | the driver that orders its streams                |
 //
-// Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy refers to the same
-// resource, and the last copy releases it.
+// Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy
+// refers to the same resource, and the last copy releases it.
 
 #include <concepts>
 #include <cstddef>
@@ -1035,9 +1045,9 @@ using stream_id = std::uint64_t;
 
 /// Refers to a stream without owning it. Copy freely.
 ///
-/// A bare handle converts implicitly (`cudaStream_t`, `cuda::stream_ref`, a simulated stream), and the pool queries the
-/// driver for its identity at each call; `tarn::identified(resource, stream)` queries once and keeps the result. A
-/// default-constructed stream_ref is the default stream.
+/// A bare handle converts implicitly (`cudaStream_t`, `cuda::stream_ref`, a simulated stream), and the pool
+/// queries the driver for its identity at each call; `tarn::identified(resource, stream)` queries once and
+/// keeps the result. A default-constructed stream_ref is the default stream.
 class stream_ref {
  public:
   /// The identity is not known; the pool must query the driver.
@@ -1049,8 +1059,8 @@ class stream_ref {
     requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
   constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
   stream_ref(detail::zero const*) = delete;  // no stream: write tarn::stream_ref{} for the default stream
-  /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
-  /// convert by themselves and keep the identity.
+  /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value().
+  /// tarn's own stream owners convert by themselves and keep the identity.
   template <class Stream>
     requires detail::hands_out_stream<Stream, stream_ref>
   constexpr stream_ref(Stream const& stream) noexcept : handle_(stream.get()) {}  // NOLINT
@@ -1070,8 +1080,9 @@ class stream_ref {
   /// The identity, or `unknown_id`.
   [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
 
-  /// Compares the handles, as cuda::stream_ref does. One handle may name several streams: those of different devices or threads,
-  /// if it is a default stream's, or one that was destroyed and the next one. Compare id() to distinguish them.
+  /// Compares the handles, as cuda::stream_ref does. One handle may name several streams: those of different
+  /// devices or threads, if it is a default stream's, or one that was destroyed and the next one. Compare
+  /// id() to distinguish them.
   friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept { return a.handle_ == b.handle_; }
 
  private:
@@ -1080,8 +1091,8 @@ class stream_ref {
 };
 
 namespace detail {
-/// The bytes of a call that names no stream. A braced {} does not convert, and a literal 0 converts to a stream_ref as well, so that
-/// allocate(0, 256) does not compile.
+/// The bytes of a call that names no stream. A braced {} does not convert, and a literal 0 converts to a
+/// stream_ref as well, so that allocate(0, 256) does not compile.
 struct byte_count {
   template <std::integral Bytes>
   constexpr byte_count(Bytes bytes) noexcept : value(static_cast<std::size_t>(bytes)) {}  // NOLINT
@@ -1162,10 +1173,10 @@ concept page_source = std::copyable<S> && std::equality_comparable<S> && has_pro
                         { s.unmap(p, bytes) } noexcept;
                       };
 
-/// A source whose own memory tools cannot track block by block (pages, memory that the driver orders by streams), but which
-/// also offers plain blocks that tools can track, and that a pool uses where the device has no pages. A layer over such a source
-/// forwards them and counts them like any other memory; over a layer that does not, a tool cannot see inside a pool, and a pool
-/// cannot be made on a device without pages.
+/// A source whose own memory tools cannot track block by block (pages, memory that the driver orders by
+/// streams), but which also offers plain blocks that tools can track, and that a pool uses where the device
+/// has no pages. A layer over such a source forwards them and counts them like any other memory; over a layer
+/// that does not, a tool cannot see inside a pool, and a pool cannot be made on a device without pages.
 ///
 /// | expression                   | throws                    | meaning                                            |
 /// |------------------------------|---------------------------|----------------------------------------------------|
@@ -1227,8 +1238,8 @@ constexpr bool check_memory_source() {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that thread may be waiting
-/// for the device.
+/// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that
+/// thread may be waiting for the device.
 inline void spin_wait(unsigned tries) noexcept {
   if (tries >= 64) {
 #if defined(__linux__)
@@ -1289,8 +1300,8 @@ namespace TARN_NAMESPACE::detail {
   return number;
 }
 
-/// The last number given; constant-initialised, so that it exists before any thread uses it. A module of the process may have one of
-/// its own (a plug-in with hidden symbols).
+/// The last number given; constant-initialised, so that it exists before any thread uses it. A module of the
+/// process may have one of its own (a plug-in with hidden symbols).
 inline constinit std::atomic<std::uint64_t> last_thread_number{0};
 
 /// Returns an address unique among running threads; a later thread may get the same one.
@@ -1307,17 +1318,18 @@ inline void const* this_thread_tag() noexcept {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/capture_gate.hpp
-// Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the whole device and
-// invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and cudaDeviceSynchronize. While a capture_scope is
-// open they are refused here, as CUDA would refuse them, but without the call.
+// Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the
+// whole device and invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and
+// cudaDeviceSynchronize. While a capture_scope is open they are refused here, as CUDA would refuse them, but
+// without the call.
 
 #include <atomic>
 #include <cstdint>
 
 namespace TARN_NAMESPACE::detail {
 
-/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
-/// waits for those calls, which take a microsecond.
+/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a
+/// capture that begins waits for those calls, which take a microsecond.
 class capture_gate {
  public:
   /// One call that would invalidate a capture; converts to false if it must not be made now.
@@ -1377,12 +1389,14 @@ class capture_gate {
   static void forget_other_threads() noexcept {
     state.store(open_on_this_thread * one_capture, std::memory_order_relaxed);
   }
-  /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
+  /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own
+  /// thread has it open.
   [[nodiscard]] static bool wait_for_captures() noexcept {
     for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
     return !has_captures();
   }
-  /// Whether this thread has begun a capture that it has not ended. Stays true if another thread has ended it.
+  /// Whether this thread has begun a capture that it has not ended. Stays true if another thread has ended
+  /// it.
   [[nodiscard]] static bool may_be_mine() noexcept { return open_on_this_thread != 0; }
   [[nodiscard]] static bool has_captures() noexcept {
     return state.load(std::memory_order_acquire) >= one_capture;
@@ -1419,31 +1433,32 @@ inline constexpr char const* captured_without_scope =
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/captured_handles.hpp
-// The identities of captured streams by their handles. CUDA refuses to identify a stream that is captured (cudaStreamGetId returns
-// cudaErrorStreamCaptureUnsupported), and the call invalidates the capture. While a capture_scope is open, identities are therefore
-// found here: its streams are noted when they are named, before they are captured; the driver knows the streams that it created; and
-// any other captured stream gets an identity that holds until the last scope is closed.
+// The identities of captured streams by their handles. CUDA refuses to identify a stream that is captured
+// (cudaStreamGetId returns cudaErrorStreamCaptureUnsupported), and the call invalidates the capture. While a
+// capture_scope is open, identities are therefore found here: its streams are noted when they are named,
+// before they are captured; the driver knows the streams that it created; and any other captured stream gets
+// an identity that holds until the last scope is closed.
 
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 
 // ---- tarn/driver/stream_life.hpp
-// Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called with the handle
-// of a destroyed one.
+// Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called
+// with the handle of a destroyed one.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/driver/driver.hpp
-// The driver contract: each call with its cost and its failures. Two models ship: cuda_driver and sim_driver; no_driver
-// stands in where there are no streams (plain host memory).
+// The driver contract: each call with its cost and its failures. Two models ship: cuda_driver and sim_driver;
+// no_driver stands in where there are no streams (plain host memory).
 //
-// A driver is a small copyable value for one device. Every call is const, noexcept and thread-safe, works with any current
-// device, leaves the current device unchanged, and returns a status; the result is stored in the last parameter. No call
-// throws, and none allocates for the caller unless stated. Costs are from one H200 (bench/results). `stream` handles are the
-// driver's own; a null handle is the default stream.
+// A driver is a small copyable value for one device. Every call is const, noexcept and thread-safe, works
+// with any current device, leaves the current device unchanged, and returns a status; the result is stored in
+// the last parameter. No call throws, and none allocates for the caller unless stated. Costs are from one
+// H200 (bench/results). `stream` handles are the driver's own; a null handle is the default stream.
 //
 // | call                                                         | cost             | meaning                                                             |
 // |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
@@ -1526,7 +1541,8 @@ template <class D>
   }
 }
 
-/// Returns whether the memory at `p` holds what was written to it. That of a simulated device may be addresses only.
+/// Returns whether the memory at `p` holds what was written to it. That of a simulated device may be
+/// addresses only.
 template <class D>
 [[nodiscard]] constexpr bool has_contents(D const& driver, void const* p) noexcept {
   if constexpr (requires { driver.has_contents(p); }) {
@@ -1572,9 +1588,10 @@ concept registering_driver = stream_driver<D> && requires(D const& d, void* p, s
   { d.unregister_host(p) } noexcept -> std::same_as<status>;
 };
 
-/// A driver through which a pool notifies an attached tool (compute-sanitizer, the simulated one) of its allocated blocks.
-/// A heap may be accessed only inside a registered region; a null heap is not tracked. Calls take effect immediately,
-/// regardless of stream order. memory_tool() returns a value that must not outlive its driver.
+/// A driver through which a pool notifies an attached tool (compute-sanitizer, the simulated one) of its
+/// allocated blocks. A heap may be accessed only inside a registered region; a null heap is not tracked.
+/// Calls take effect immediately, regardless of stream order. memory_tool() returns a value that must not
+/// outlive its driver.
 template <class D>
 concept describing_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
   static_cast<bool>(d.memory_tool());
@@ -1584,7 +1601,8 @@ concept describing_driver = stream_driver<D> && requires(D const& d, void* p, st
   { d.memory_tool().unregister_region(p) } noexcept;
 };
 
-/// A device's memory by process, bytes, as far as the driver's management library reports it; other fields stay `unknown`.
+/// A device's memory by process, bytes, as far as the driver's management library reports it; other fields
+/// stay `unknown`.
 struct device_account {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
   std::size_t total = unknown;      ///< of the device, or of this process's partition, including `set_aside`
@@ -1596,7 +1614,8 @@ struct device_account {
   char const* gap = "";  ///< why the processes are unknown; static storage, empty if they are known
 };
 
-/// A driver that reports more than memory_info() does: for reports, too slow for other uses. The call creates no context.
+/// A driver that reports more than memory_info() does: for reports, too slow for other uses. The call creates
+/// no context.
 template <class D>
 concept accounting_driver = stream_driver<D> && requires(D const& d, device_account& account) {
   { d.memory_account(account) } noexcept -> std::same_as<status>;
@@ -1613,8 +1632,9 @@ enum class stream_life : std::uint8_t {
   unknown  ///< the driver cannot be queried without the risk of a crash
 };
 
-/// The identities of streams that create_stream() created and that still exist. Lock-free and without allocation, so that it
-/// can be used at process exit and after fork(). A stream that finds no free place is unknown, which only costs time.
+/// The identities of streams that create_stream() created and that still exist. Lock-free and without
+/// allocation, so that it can be used at process exit and after fork(). A stream that finds no free place is
+/// unknown, which only costs time.
 class made_streams {
  public:
   void add(stream_id id, void* handle = nullptr) noexcept {
@@ -1627,7 +1647,8 @@ class made_streams {
       return;
     }
   }
-  /// The identity of the stream with a handle that names an existing stream; 0 if it is not there. Reads every place: 2 us.
+  /// The identity of the stream with a handle that names an existing stream; 0 if it is not there. Reads
+  /// every place: 2 us.
   [[nodiscard]] stream_id identity_of(void const* handle) const noexcept {
     for (bucket const& b : all_) {
       for (std::size_t i = 0; i < places_in_bucket; ++i) {
@@ -1664,7 +1685,8 @@ class made_streams {
   bucket all_[buckets]{};
 };
 
-/// Returns true for the null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, never destroyed.
+/// Returns true for the null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, never
+/// destroyed.
 [[nodiscard]] inline bool is_default_stream(stream_ref stream) noexcept {
   return reinterpret_cast<std::uintptr_t>(stream.handle()) <= 2;
 }
@@ -1690,9 +1712,10 @@ template <class Driver>
   return driver.is_capturing(stream, capturing).ok() && capturing;
 }
 
-/// Whether the stream that a block is freed on is captured into a graph. It may be destroyed, so that the answer is no where the driver
-/// must not be asked: about a stream that tarn did not create and whose identity was noted earlier, and about the default stream of
-/// another thread, which no handle denotes. A bare handle names a stream that exists. One driver call.
+/// Whether the stream that a block is freed on is captured into a graph. It may be destroyed, so that the
+/// answer is no where the driver must not be asked: about a stream that tarn did not create and whose
+/// identity was noted earlier, and about the default stream of another thread, which no handle denotes. A
+/// bare handle names a stream that exists. One driver call.
 template <stream_driver Driver>
 [[nodiscard]] bool is_freed_in_capture(Driver const& driver, stream_ref stream, stream_id id) noexcept {
   stream_ref const bare = stream_ref::from(stream.handle());
@@ -1711,7 +1734,8 @@ template <stream_driver Driver>
   }
 }
 
-/// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
+/// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At
+/// most one driver call.
 template <stream_driver Driver>
 [[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {
   if (is_default_stream(stream)) return stream_life::alive;
@@ -1771,7 +1795,8 @@ struct captured_handle {
 /// The captured streams of the process. Thread-safe, never allocates; O(captured streams).
 class captured_handles {
  public:
-  /// Notes a stream of a capture; its handle and identity are known. Does nothing for default streams, which need no query.
+  /// Notes a stream of a capture; its handle and identity are known. Does nothing for default streams, which
+  /// need no query.
   static void add(stream_ref stream) noexcept {
     if (is_default_stream(stream)) return;
     std::lock_guard const guard(lock);
@@ -1832,13 +1857,14 @@ class captured_handles {
   inline static constinit std::uint64_t last = 0;
 };
 
-/// Finds the identity of a stream that is captured, for a driver's identify(). Returns false if it is not captured, and the driver
-/// can be asked. At most one driver call; none unless a capture_scope is open.
+/// Finds the identity of a stream that is captured, for a driver's identify(). Returns false if it is not
+/// captured, and the driver can be asked. At most one driver call; none unless a capture_scope is open.
 template <class Driver>
 [[nodiscard]] bool identify_captured(Driver const& driver, stream_ref stream, stream_id& id,
                                      status& result) noexcept {
   if (!capture_gate::has_captures()) return false;
-  // Also for a stream that was noted: it may have been destroyed since, and its handle may be another stream's.
+  // Also for a stream that was noted: it may have been destroyed since, and its handle may be another
+  // stream's.
   bool captured = false;
   result = driver.is_capturing(stream, captured);
   if (!result.ok()) return true;
@@ -1854,7 +1880,8 @@ template <class Driver>
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/sharing_driver.hpp
-// Memory and events that other processes use: what the driver calls exchange, and the optional part of the driver contract.
+// Memory and events that other processes use: what the driver calls exchange, and the optional part of the
+// driver contract.
 //
 // | call                                                    | cost     | meaning                                                        |
 // |---------------------------------------------------------|----------|----------------------------------------------------------------|
@@ -2098,8 +2125,9 @@ template <stream_driver Driver>
 
 /// Which device a default stream belongs to that a call names without an identity.
 enum class default_streams : std::uint8_t {
-  of_own_device,  ///< of the driver's, whichever is current
-  of_current_device  ///< of the calling thread's current device, as CUDA has it: for memory that the host can access
+  of_own_device,     ///< of the driver's, whichever is current
+  of_current_device  ///< of the calling thread's current device, as CUDA has it: for memory that the host can
+                     ///< access
 };
 
 /// Which device those belong to that a call on a resource names.
@@ -2264,8 +2292,8 @@ template <stream_driver Driver>
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/source/block_source.hpp
-// block_source<Driver, Calls>: the common part of all sources of whole blocks: checks, alignment, errors, and each call under
-// every name that CCCL versions use. `Calls` is the kind of memory: a struct with
+// block_source<Driver, Calls>: the common part of all sources of whole blocks: checks, alignment, errors, and
+// each call under every name that CCCL versions use. `Calls` is the kind of memory: a struct with
 //   using properties = property_set<...>;
 //   static status take(D const&, size_t bytes, size_t alignment, void*& p) noexcept;   usable at once
 //   static status give(D const&, void* p, size_t bytes, size_t alignment) noexcept;    no longer used
@@ -2285,8 +2313,9 @@ template <stream_driver Driver>
 #include <utility>
 
 // ---- tarn/source/plain_block.hpp
-// Blocks from cudaMalloc, for sources whose memory is of another kind. A tool that watches suballocated memory accepts no
-// other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and cudaMallocAsync's memory.
+// Blocks from cudaMalloc, for sources whose memory is of another kind. A tool that watches suballocated
+// memory accepts no other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and
+// cudaMallocAsync's memory.
 
 #include <cstddef>
 
@@ -2375,9 +2404,9 @@ namespace detail {
 inline std::atomic<std::uintptr_t> next_host_handle{16};
 }  // namespace detail
 
-/// Plain host memory behind the driver contract. Streams and events are only names: all work has already completed, so waits
-/// return at once and queries return ok. Pages are unsupported; blocks of every kind are aligned host memory. Thread-safe; the
-/// only state is the process's heap.
+/// Plain host memory behind the driver contract. Streams and events are only names: all work has already
+/// completed, so waits return at once and queries return ok. Pages are unsupported; blocks of every kind are
+/// aligned host memory. Thread-safe; the only state is the process's heap.
 class no_driver {
  public:
   constexpr no_driver() noexcept = default;
@@ -2495,8 +2524,8 @@ class no_driver {
   /// Distinguishes a thread's default stream from every handle: no user address has this bit.
   static constexpr stream_id per_thread_bit = stream_id{1} << 63;
 
-  /// More than any process can address, bytes. Larger requests fail here, so that no allocator (such as a sanitizer's) reports
-  /// them as a program error.
+  /// More than any process can address, bytes. Larger requests fail here, so that no allocator (such as a
+  /// sanitizer's) reports them as a program error.
   static constexpr std::size_t most_host_bytes = 128_TiB;
 
   static void* new_handle() noexcept {
@@ -2622,12 +2651,12 @@ concept stream_ordered_calls = requires(Calls const& calls, D const& driver, str
 
 /// A source of whole blocks, one driver call each. A small value: copies are the same source.
 ///
-/// Memory that the driver does not order by streams is usable on every stream once allocate returns, and deallocate first waits
-/// on the host for the work on its stream. Put a pool on top so that this happens rarely.
-/// The stream of a deallocation may be destroyed if its identity is known, as it is to owners. On CUDA, a stream with a known
-/// identity that tarn did not create then counts as lost: the device's work is marked instead, which may invalidate a capture
-/// in progress. Pass such a stream as a bare handle while it exists.
-/// Safe from any thread; keeps no state.
+/// Memory that the driver does not order by streams is usable on every stream once allocate returns, and
+/// deallocate first waits on the host for the work on its stream. Put a pool on top so that this happens
+/// rarely. The stream of a deallocation may be destroyed if its identity is known, as it is to owners. On
+/// CUDA, a stream with a known identity that tarn did not create then counts as lost: the device's work is
+/// marked instead, which may invalidate a capture in progress. Pass such a stream as a bare handle while it
+/// exists. Safe from any thread; keeps no state.
 template <stream_driver D, class Calls>
 class block_source {
   /// Whether a device may lack this kind of memory.
@@ -2663,10 +2692,12 @@ class block_source {
   // The names of tarn, and of CCCL 3.1 and later.
 
   /// Allocates for work on `stream`. Zero bytes return null.
-  /// @param alignment  up to that of each block always; above that at least a whole page of 2 MiB is taken, and the request is refused
+  /// @param alignment  up to that of each block always; above that at least a whole page of 2 MiB is taken,
+  /// and the request is refused
   ///                   if even that is not aligned, since a device block has no room to hide an offset
   /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
-  /// @throws misuse  the driver orders the memory, and the stream is of another device, whose memory it would be
+  /// @throws misuse  the driver orders the memory, and the stream is of another device, whose memory it would
+  /// be
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment,
                                source_location where = source_location::current()) {
@@ -2684,9 +2715,9 @@ class block_source {
       return take_now({stream, bytes, alignment}, where);
     }
   }
-  /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit after the driver has
-  /// unloaded. While `stream` is being captured into a graph it does not wait, since that would end the capture: the graph must
-  /// not use the block.
+  /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit
+  /// after the driver has unloaded. While `stream` is being captured into a graph it does not wait, since
+  /// that would end the capture: the graph must not use the block.
   void deallocate(stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
@@ -2712,7 +2743,8 @@ class block_source {
     if (p != nullptr) (void)calls_.give(driver_, p, taken_bytes(bytes, alignment), alignment);
   }
 
-  /// Allocates a block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
+  /// Allocates a block that the driver does not order: for a pool that a tool watches, in place of
+  /// allocate_sync().
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
     requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D>)
@@ -2757,7 +2789,8 @@ class block_source {
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
 
-  /// Equal if the kind of memory, the options and the driver are equal, so either frees what the other allocated.
+  /// Equal if the kind of memory, the options and the driver are equal, so either frees what the other
+  /// allocated.
   friend bool operator==(block_source const& a, block_source const& b) noexcept {
     if constexpr (requires { a.calls_.options; }) {  // not std::equality_comparable, which is slow to compile
       if (!(a.calls_.options == b.calls_.options)) return false;
@@ -2773,8 +2806,9 @@ class block_source {
     }
   }
 
-  /// The bytes that the driver is asked for and gets back. Blocks smaller than its page share one with others; larger ones start on a
-  /// page boundary. It follows from the request alone, since a source keeps no state.
+  /// The bytes that the driver is asked for and gets back. Blocks smaller than its page share one with
+  /// others; larger ones start on a page boundary. It follows from the request alone, since a source keeps no
+  /// state.
   [[nodiscard]] static constexpr std::size_t taken_bytes(std::size_t bytes, std::size_t alignment) noexcept {
     std::size_t of_each_block = default_alignment;
     if constexpr (requires { Calls::block_alignment; }) of_each_block = Calls::block_alignment;
@@ -2813,7 +2847,8 @@ class block_source {
   [[nodiscard]] bool is_elsewhere(stream_ref stream) const noexcept {
     return detail::driver_of(driver_, stream).device() != driver_.device();
   }
-  /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to free.
+  /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to
+  /// free.
   [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
     if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
       return detail::wait_past_captures(driver_).kind != failure::unloading;
@@ -2856,9 +2891,9 @@ class block_source {
 #include <cstring>
 
 // ---- tarn/driver/cuda_entry_points.hpp
-// Entry points of the CUDA driver library, found through the runtime. They are the calls that only the driver library has
-// (virtual memory management, contexts), or that it answers faster than the runtime (stream identities). Nothing links to
-// libcuda, and a program starts without an installed driver.
+// Entry points of the CUDA driver library, found through the runtime. They are the calls that only the driver
+// library has (virtual memory management, contexts), or that it answers faster than the runtime (stream
+// identities). Nothing links to libcuda, and a program starts without an installed driver.
 
 #include <cuda.h>
 
@@ -2866,8 +2901,8 @@ class block_source {
 #include <type_traits>
 
 // ---- tarn/driver/cuda_status.hpp
-// Maps CUDA's error codes to tarn's failure kinds. The runtime and the driver use the same numbers (since CUDA 10.1), so one
-// table serves both.
+// Maps CUDA's error codes to tarn's failure kinds. The runtime and the driver use the same numbers (since
+// CUDA 10.1), so one table serves both.
 
 #include <cuda_runtime_api.h>
 
@@ -2908,8 +2943,8 @@ namespace TARN_NAMESPACE::detail {
 /// Out of line: called on failure only.
 [[nodiscard]] TARN_NOINLINE inline status cuda_failed(cudaError_t code, char const* call) noexcept {
   failure const kind = cuda_failure(static_cast<int>(code));
-  // The runtime keeps the last error for the next query. Errors that tarn handles itself (by a retry, another source, a typed
-  // error) must not show up in a caller's later check; kernel errors must.
+  // The runtime keeps the last error for the next query. Errors that tarn handles itself (by a retry, another
+  // source, a typed error) must not show up in a caller's later check; kernel errors must.
   if (kind != failure::other && kind != failure::unloading) (void)cudaGetLastError();
   return {kind, static_cast<int>(code), cudaGetErrorName(code), call};
 }
@@ -2924,11 +2959,11 @@ namespace TARN_NAMESPACE::detail {
 
 namespace TARN_NAMESPACE::detail {
 
-/// The entry points and the result of looking them up. A call that this driver lacks is null; if `found` is a failure, all
-/// of them are.
+/// The entry points and the result of looking them up. A call that this driver lacks is null; if `found` is a
+/// failure, all of them are.
 ///
-/// The types are written out, not taken from the declarations in cuda.h: each is the signature of the version that is
-/// requested, whatever later toolkits declare under the same name.
+/// The types are written out, not taken from the declarations in cuda.h: each is the signature of the version
+/// that is requested, whatever later toolkits declare under the same name.
 struct cuda_entry_points {
   using address = CUdeviceptr;
   using handle = CUmemGenericAllocationHandle;
@@ -3024,7 +3059,8 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   return e;
 }
 
-/// Returns the process's table, filled at the first call. Trivially destructible, so it stays valid until process exit.
+/// Returns the process's table, filled at the first call. Trivially destructible, so it stays valid until
+/// process exit.
 [[nodiscard]] inline cuda_entry_points const& cuda_driver_calls() noexcept {
   static_assert(std::is_trivially_destructible_v<cuda_entry_points>);
   static cuda_entry_points const entry_points = find_cuda_entry_points();
@@ -3050,7 +3086,8 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/cuda_memory_tool.hpp
-// Memory tool notifications for one device, sent with that device current, because compute-sanitizer requires it for heaps.
+// Memory tool notifications for one device, sent with that device current, because compute-sanitizer requires
+// it for heaps.
 
 #include <cstddef>
 
@@ -3067,12 +3104,12 @@ namespace TARN_NAMESPACE::detail {
   return all;
 }
 
-/// Retains a device's primary context until destruction. Handles are not cached: cudaDeviceReset destroys the context, and
-/// CUDA does not say what happens to the handle then. Retaining again costs two short calls, and only if another device is
-/// current.
+/// Retains a device's primary context until destruction. Handles are not cached: cudaDeviceReset destroys the
+/// context, and CUDA does not say what happens to the handle then. Retaining again costs two short calls, and
+/// only if another device is current.
 ///
-/// The first retain of each device is never released, so that the context is not recreated for each call. A reset does not
-/// release retains (cuDevicePrimaryCtxReset).
+/// The first retain of each device is never released, so that the context is not recreated for each call. A
+/// reset does not release retains (cuDevicePrimaryCtxReset).
 class primary_context {
  public:
   primary_context() noexcept = default;
@@ -3148,8 +3185,9 @@ class on_device {
   bool pushed_ = false;
 };
 
-/// Permits, for one call of this thread, what a global-mode capture on another thread forbids: event queries, host waits,
-/// cudaMalloc. Without it such a call fails and invalidates that capture. The call must not involve a captured stream. ~20 ns.
+/// Permits, for one call of this thread, what a global-mode capture on another thread forbids: event queries,
+/// host waits, cudaMalloc. Without it such a call fails and invalidates that capture. The call must not
+/// involve a captured stream. ~20 ns.
 class beside_capture {
  public:
   beside_capture() noexcept { swapped_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
@@ -3170,7 +3208,8 @@ class beside_capture {
 
 #if TARN_HAS_CUDA && defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExtMem.h>)
-// Some releases of NVTX name a variable `module`, for which nvcc emits warning 3189 in every program that includes them.
+// Some releases of NVTX name a variable `module`, for which nvcc emits warning 3189 in every program that
+// includes them.
 #ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 3189
@@ -3192,15 +3231,17 @@ class beside_capture {
 
 namespace TARN_NAMESPACE {
 
-/// A tool that tracks sub-allocations; converts to false if none is attached. A value type, the same throughout the process.
+/// A tool that tracks sub-allocations; converts to false if none is attached. A value type, the same
+/// throughout the process.
 ///
-/// A heap is a range of device memory that is sub-allocated: its bytes may be accessed only inside a registered region.
-/// Registrations take effect immediately, regardless of stream order: synchronise first.
+/// A heap is a range of device memory that is sub-allocated: its bytes may be accessed only inside a
+/// registered region. Registrations take effect immediately, regardless of stream order: synchronise first.
 class nvtx_memory {
  public:
   constexpr nvtx_memory() noexcept = default;
 
-  /// Looks for the tool once and caches the result; CUDA must be initialised. Without a tool, no NVTX call is ever made.
+  /// Looks for the tool once and caches the result; CUDA must be initialised. Without a tool, no NVTX call is
+  /// ever made.
   [[nodiscard]] static nvtx_memory attached() noexcept {
     static nvtx_memory const found = find();
     return found;
@@ -3208,9 +3249,9 @@ class nvtx_memory {
   explicit operator bool() const noexcept { return domain_ != nullptr || present_; }
 
 #if TARN_HAS_NVTX_MEMORY
-  /// Returns null if the tool rejects the memory: all of it may then be accessed, and the tool reports an error.
-  /// compute-sanitizer 2025.3.1 accepts blocks of cudaMalloc and parts of them, but neither mapped pages nor memory of
-  /// cudaMallocAsync.
+  /// Returns null if the tool rejects the memory: all of it may then be accessed, and the tool reports an
+  /// error. compute-sanitizer 2025.3.1 accepts blocks of cudaMalloc and parts of them, but neither mapped
+  /// pages nor memory of cudaMallocAsync.
   [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
     nvtxMemVirtualRangeDesc_t const range{bytes, p};
     nvtxMemHeapDesc_t heap{};
@@ -3260,7 +3301,8 @@ class nvtx_memory {
   constexpr nvtx_memory(void* domain, bool present) noexcept : domain_(domain), present_(present) {}
 
   static nvtx_memory find() noexcept {
-    // A tool names its library here (NVTX loads no other); without one, even the check would cost a file system lookup.
+    // A tool names its library here (NVTX loads no other); without one, even the check would cost a file
+    // system lookup.
     if (std::getenv("NVTX_INJECTION64_PATH") == nullptr) return {};
     nvtxDomainHandle_t const domain = nvtxDomainCreateA("tarn");
     // Probes with a call that has no effect: profilers implement ranges and marks, but not this call.
@@ -3270,7 +3312,8 @@ class nvtx_memory {
     nvtxMemPermissionsDestroy(domain, made);
     return {domain, true};
   }
-  /// Without a tool, handles are null or all ones: the NVTX headers document both, in macros that do not compile as C++.
+  /// Without a tool, handles are null or all ones: the NVTX headers document both, in macros that do not
+  /// compile as C++.
   [[nodiscard]] static bool is_real(void const* handle) noexcept {
     auto const bits = reinterpret_cast<std::uintptr_t>(handle);
     return bits != 0 && bits != ~std::uintptr_t{0};
@@ -3328,8 +3371,8 @@ class cuda_memory_tool {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/driver/nvml.hpp
-// NVML, NVIDIA's management library, which reports a device's memory by process. It is loaded at run time if present, never
-// linked. The few calls needed are declared here, from the documented ABI. Uses no CUDA names.
+// NVML, NVIDIA's management library, which reports a device's memory by process. It is loaded at run time if
+// present, never linked. The few calls needed are declared here, from the documented ABI. Uses no CUDA names.
 
 #if defined(__linux__)
 #include <dlfcn.h>
@@ -3492,7 +3535,8 @@ struct nvml_question {
 /// NVML's value for a process whose memory use is not available.
 inline constexpr unsigned long long nvml_not_available = ~0ULL;
 
-/// Adds one of the process lists; a process that does both compute and graphics is in two lists and counts once.
+/// Adds one of the process lists; a process that does both compute and graphics is in two lists and counts
+/// once.
 /// @return NVML's code
 [[nodiscard]] inline int add_nvml_processes(nvml_calls::list_call list, nvml_calls::device device,
                                             std::vector<nvml_process>& all) {
@@ -3559,8 +3603,8 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   }
 }
 
-/// Queries one library about one device on which this process has a CUDA context. Initialises and shuts down NVML: 10 to
-/// 100 ms.
+/// Queries one library about one device on which this process has a CUDA context. Initialises and shuts down
+/// NVML: 10 to 100 ms.
 /// @return unsupported: NVML is missing or does not know the device; `account` is unchanged
 [[nodiscard]] inline status nvml_account(nvml_calls const& calls, nvml_question const& asked,
                                          device_account& account) noexcept {
@@ -3632,22 +3676,24 @@ namespace detail {
 
 /// CUDA behind the driver contract, for one device. The size of an int; copies are equal.
 ///
-/// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units built with and
-/// without --default-stream per-thread use different types and agree on the meaning of each.
+/// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units
+/// built with and without --default-stream per-thread use different types and agree on the meaning of each.
 ///
-/// A per-thread default stream has the same handle in all threads. If a stream_ref carries the identity of another thread's
-/// default stream (which the pool recorded at a free on that thread), no handle refers to it. The call then uses the legacy
-/// default stream, which synchronises with every blocking stream: the requested order holds, and more.
+/// A per-thread default stream has the same handle in all threads. If a stream_ref carries the identity of
+/// another thread's default stream (which the pool recorded at a free on that thread), no handle refers to
+/// it. The call then uses the legacy default stream, which synchronises with every blocking stream: the
+/// requested order holds, and more.
 ///
-/// No call except record_all() invalidates a graph capture on another stream; identify() of a bare handle invalidates one on that
-/// stream, unless a capture_scope is open. Errors that tarn handles itself do not stay in
-/// cudaGetLastError. After the runtime is unloaded at process exit, each call returns `unloading`.
+/// No call except record_all() invalidates a graph capture on another stream; identify() of a bare handle
+/// invalidates one on that stream, unless a capture_scope is open. Errors that tarn handles itself do not
+/// stay in cudaGetLastError. After the runtime is unloaded at process exit, each call returns `unloading`.
 template <null_stream Null>
 class basic_cuda_driver {
  public:
   static constexpr bool null_is_legacy = Null == null_stream::legacy;
 
-  /// Uses the calling thread's current device; device 0 if the query fails (the first call then reports the failure).
+  /// Uses the calling thread's current device; device 0 if the query fails (the first call then reports the
+  /// failure).
   basic_cuda_driver() noexcept {
     if (!detail::cuda_status(cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
   }
@@ -3665,7 +3711,8 @@ class basic_cuda_driver {
 
   // Streams and events.
 
-  /// Default streams have identities that no other stream, device or thread ever has; they need no driver call.
+  /// Default streams have identities that no other stream, device or thread ever has; they need no driver
+  /// call.
   status identify(stream_ref stream, stream_id& id) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (stream.id() != stream_ref::unknown_id) {
@@ -3677,10 +3724,11 @@ class basic_cuda_driver {
     } else if (status found; detail::identify_captured(*this, stream, id, found)) [[unlikely]] {
       return found;
     } else {
-      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a bare handle: the stream may
-      // be destroyed, and its handle given to a new one, between two calls of one pair, so no memory of the last stream proves that
-      // this one is the same. A question takes 19 ns: with two of them a warm pair takes 51.5 ns instead of 13.2 (H200).
-      // hot_pair/65536 of bench/results/hot_paths_cuda.jsonl: `tarn` and `tarn_identified`.
+      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a
+      // bare handle: the stream may be destroyed, and its handle given to a new one, between two calls of one
+      // pair, so no memory of the last stream proves that this one is the same. A question takes 19 ns: with
+      // two of them a warm pair takes 51.5 ns instead of 13.2 (H200). hot_pair/65536 of
+      // bench/results/hot_paths_cuda.jsonl: `tarn` and `tarn_identified`.
       unsigned long long number = 0;
       auto const ask = detail::cuda_driver_calls().stream_get_id;
       status const s = ask != nullptr
@@ -3744,13 +3792,14 @@ class basic_cuda_driver {
     return has_context ? device_id{current} : device();
   }
 
-  /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a blocking stream is
-  /// captured: any work on it would then invalidate that capture.
+  /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a
+  /// blocking stream is captured: any work on it would then invalidate that capture.
   status is_capturing(stream_ref stream, bool& yes) const noexcept {
     cudaStream_t const handle = reach(stream);
     auto const ask = detail::cuda_driver_calls().stream_is_capturing;
     if (ask != nullptr && !is_default(handle)) {
-      // A stream that was created has its context, so that none must be made current; the runtime takes 50 ns with that.
+      // A stream that was created has its context, so that none must be made current; the runtime takes 50 ns
+      // with that.
       CUstreamCaptureStatus now = CU_STREAM_CAPTURE_STATUS_NONE;
       status const s = detail::cuda_status(ask(handle, &now), "cuStreamIsCapturing");
       if (s.ok()) yes = now != CU_STREAM_CAPTURE_STATUS_NONE;
@@ -3785,8 +3834,8 @@ class basic_cuda_driver {
     return on_device("cudaEventRecord", device_for(stream),
                      [&] { return cudaEventRecord(native(event), reach(stream)); });
   }
-  /// Marks all work submitted to the device so far, on every stream, including destroyed ones; uses no stream handle. Fails
-  /// while any stream is captured; `unsupported` before CUDA 12.5.
+  /// Marks all work submitted to the device so far, on every stream, including destroyed ones; uses no stream
+  /// handle. Fails while any stream is captured; `unsupported` before CUDA 12.5.
   status record_all(event_handle event) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (calls.context_record_event == nullptr || calls.primary_context_release == nullptr) {
@@ -3852,12 +3901,13 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
   }
 
-  /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may be used. Nothing
-  /// is known of other streams, since CUDA may crash on the handle of a destroyed one.
+  /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may
+  /// be used. Nothing is known of other streams, since CUDA may crash on the handle of a destroyed one.
   [[nodiscard]] bool has_made(stream_ref stream) const noexcept {
     return detail::streams_made_by_cuda().has(stream.id());
   }
-  /// The identity of an existing stream, without a driver call; unknown_id if create_stream() did not create it.
+  /// The identity of an existing stream, without a driver call; unknown_id if create_stream() did not create
+  /// it.
   [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
     return detail::streams_made_by_cuda().identity_of(handle);
   }
@@ -3870,8 +3920,8 @@ class basic_cuda_driver {
     return on_device("cudaMemcpyAsync", device_for(stream),
                      [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)); });
   }
-  /// Copies from another device's memory to this device's, on a stream of this device. Unlike copy() it needs no peer access:
-  /// pages mapped for their own device only may be copied.
+  /// Copies from another device's memory to this device's, on a stream of this device. Unlike copy() it needs
+  /// no peer access: pages mapped for their own device only may be copied.
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
@@ -3888,14 +3938,14 @@ class basic_cuda_driver {
   template <class To, class From>
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept;
 
-  /// What cudaMalloc may need beside the bytes that it allocates, for page tables and rounding. With up to 5.2 MiB more than 1 GiB
-  /// free, a cudaMalloc of 1 GiB failed (H200, driver 580).
+  /// What cudaMalloc may need beside the bytes that it allocates, for page tables and rounding. With up
+  /// to 5.2 MiB more than 1 GiB free, a cudaMalloc of 1 GiB failed (H200, driver 580).
   [[nodiscard]] static constexpr std::size_t allocation_overhead() noexcept { return 16_MiB; }
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return beside_captures("cudaMemGetInfo", device_, [&] { return cudaMemGetInfo(&free, &total); });
   }
-  /// Reports NVML's figures. Loads NVML at run time; a program that calls this links libdl if that is a separate library (glibc
-  /// before 2.34). unsupported: NVML is missing or does not know the device.
+  /// Reports NVML's figures. Loads NVML at run time; a program that calls this links libdl if that is a
+  /// separate library (glibc before 2.34). unsupported: NVML is missing or does not know the device.
   status memory_account(device_account& account) const noexcept {
     detail::nvml_question asked;
 #if defined(__linux__)
@@ -3924,9 +3974,10 @@ class basic_cuda_driver {
 
   // Pages. These calls name their device and work with any current context.
 
-  /// Returns the recommended granularity in bytes, 2 MiB on every device so far. Also initialises the device's primary
-  /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs, WDDM before 2020)
-  /// or driver has no virtual memory management; a pool over pages then uses malloc_device().
+  /// Returns the recommended granularity in bytes, 2 MiB on every device so far. Also initialises the
+  /// device's primary context, without which mapped memory could not be used. unsupported: this device (many
+  /// virtual GPUs, WDDM before 2020) or driver has no virtual memory management; a pool over pages then uses
+  /// malloc_device().
   status page_granularity(std::size_t& bytes) const noexcept {
     status s = beside_captures("cudaFree", device_, [] { return cudaFree(nullptr); });
     if (!s.ok()) return s;
@@ -3969,8 +4020,8 @@ class basic_cuda_driver {
   status destroy_pages(page_handle handle) const noexcept {
     return on_pages("cuMemRelease", [&](auto const& calls) { return calls.release(handle); });
   }
-  /// Maps the whole handle (cuMemMap's offset must be 0) and grants this device read and write access. If granting access
-  /// fails, nothing is mapped.
+  /// Maps the whole handle (cuMemMap's offset must be 0) and grants this device read and write access. If
+  /// granting access fails, nothing is mapped.
   status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemMap");
@@ -3984,8 +4035,8 @@ class basic_cuda_driver {
   status unmap_pages(void* p, std::size_t bytes) const noexcept {
     return on_pages("cuMemUnmap", [&](auto const& calls) { return calls.unmap(address_of(p), bytes); });
   }
-  /// Reports whether another device can access this device's pages, over NVLink or PCIe. If so, initialises the other device's
-  /// primary context, without which it could not use the mapping.
+  /// Reports whether another device can access this device's pages, over NVLink or PCIe. If so, initialises
+  /// the other device's primary context, without which it could not use the mapping.
   status can_share(device_id other, bool& yes) const noexcept {
     if (other.value == device_) {
       yes = true;
@@ -4000,8 +4051,8 @@ class basic_cuda_driver {
     if (s.ok()) yes = can != 0;
     return s;
   }
-  /// Grants another device read and write access to the mapping at [p, p + bytes), until it is unmapped. This device keeps its
-  /// access.
+  /// Grants another device read and write access to the mapping at [p, p + bytes), until it is unmapped. This
+  /// device keeps its access.
   status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
     CUmemAccessDesc const access{memory_of(other.value), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     return on_pages("cuMemSetAccess",
@@ -4010,8 +4061,8 @@ class basic_cuda_driver {
 
   // Pages and events of other processes.
 
-  /// A device may report the fabric and still refuse to create pages with it, as an H200 without one does: a handle of one granule
-  /// is created and released to find out.
+  /// A device may report the fabric and still refuse to create pages with it, as an H200 without one does: a
+  /// handle of one granule is created and released to find out.
   status can_export_pages(allocation_handle_type type, bool& yes) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemCreate");
@@ -4099,12 +4150,13 @@ class basic_cuda_driver {
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
     return beside_captures("cudaMalloc", device_, [&] { return cudaMalloc(&p, bytes); });
   }
-  /// Makes the memory's device current, like every free: otherwise a thread new to CUDA would initialise device 0's context.
+  /// Makes the memory's device current, like every free: otherwise a thread new to CUDA would initialise
+  /// device 0's context.
   status free_device(void* p) const noexcept {
     return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
   }
-  /// Whether the device has memory pools; some virtual GPUs and Jetson devices do not. True if CUDA does not answer: the first
-  /// allocation then reports why. Creates no context.
+  /// Whether the device has memory pools; some virtual GPUs and Jetson devices do not. True if CUDA does not
+  /// answer: the first allocation then reports why. Creates no context.
   [[nodiscard]] bool has_memory_pools() const noexcept {
     int value = 0;
     status const s = detail::cuda_status(
@@ -4119,8 +4171,8 @@ class basic_cuda_driver {
   status free_async(void* p, stream_ref stream) const noexcept {
     return on_device("cudaFreeAsync", device_for(stream), [&] { return cudaFreeAsync(p, reach(stream)); });
   }
-  /// Sets the bytes that the device's default memory pool, used by malloc_async, keeps at a synchronisation instead of
-  /// releasing them. The pool and its setting are process-wide. CUDA's default is 0.
+  /// Sets the bytes that the device's default memory pool, used by malloc_async, keeps at a synchronisation
+  /// instead of releasing them. The pool and its setting are process-wide. CUDA's default is 0.
   status set_release_threshold(std::size_t bytes) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -4132,7 +4184,8 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
                                "cudaMemPoolSetAttribute");
   }
-  /// Portable: pinned for the contexts of all devices. Without on_device() a context would be created on the current one.
+  /// Portable: pinned for the contexts of all devices. Without on_device() a context would be created on the
+  /// current one.
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
     return beside_captures("cudaHostAlloc", device_,
                            [&] { return cudaHostAlloc(&p, bytes, cudaHostAllocPortable); });
@@ -4251,8 +4304,8 @@ class basic_cuda_driver {
         return CU_MEM_HANDLE_TYPE_NONE;
     }
   }
-  /// Plain device memory. Accessible to network cards if the device supports it: like the handle type, that can only be set at
-  /// creation.
+  /// Plain device memory. Accessible to network cards if the device supports it: like the handle type, that
+  /// can only be set at creation.
   [[nodiscard]] CUmemAllocationProp page_properties(allocation_handle_type type) const noexcept {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -4313,7 +4366,8 @@ struct async_calls {
   static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
     return driver.free_async(p, stream);
   }
-  /// Ordered after all of the device's work, on a stream of its own. While this thread's capture forbids that, the block stays.
+  /// Ordered after all of the device's work, on a stream of its own. While this thread's capture forbids
+  /// that, the block stays.
   template <block_driver D>
   static status give_lost(D const& driver, void* p, std::size_t, std::size_t) noexcept {
     return give_on_own_stream(driver, p, [&](stream_ref own) {
@@ -4322,8 +4376,8 @@ struct async_calls {
     });
   }
 
-  // Calls without a stream use a short-lived one, which waits for no stream and for which no stream waits. The default stream
-  // would wait for the kernels of every blocking stream.
+  // Calls without a stream use a short-lived one, which waits for no stream and for which no stream waits.
+  // The default stream would wait for the kernels of every blocking stream.
 
   template <block_driver D>
   static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
@@ -4356,15 +4410,16 @@ struct async_calls {
   }
 };
 
-/// Stream-ordered device memory from the driver's own pool: 0.7 µs warm on an H200, more with several threads, since the pool
-/// has one lock. Without a stream (allocate_sync, deallocate_sync) each call creates and destroys a stream, ~10 µs. The
-/// underlying pool is the process's default pool of the device, shared with every caller of cudaMallocAsync. Its constructor throws
-/// cuda_error of kind `unsupported` on a device without memory pools: use `cuda_malloc{} | pooled{}`.
+/// Stream-ordered device memory from the driver's own pool: 0.7 µs warm on an H200, more with several
+/// threads, since the pool has one lock. Without a stream (allocate_sync, deallocate_sync) each call creates
+/// and destroys a stream, ~10 µs. The underlying pool is the process's default pool of the device, shared
+/// with every caller of cudaMallocAsync. Its constructor throws cuda_error of kind `unsupported` on a device
+/// without memory pools: use `cuda_malloc{} | pooled{}`.
 template <block_driver D>
 using basic_async = block_source<D, async_calls>;
 
-/// Sets how many bytes CUDA's pool keeps at a synchronisation; the initial value is 0, which gives everything back each time.
-/// The whole process shares the pool and this setting.
+/// Sets how many bytes CUDA's pool keeps at a synchronisation; the initial value is 0, which gives everything
+/// back each time. The whole process shares the pool and this setting.
 /// @throws cuda_error  the device has no memory pools, or there is no driver
 template <block_driver D>
   requires requires(D const& driver) { driver.set_release_threshold(std::size_t{}); }
@@ -4401,8 +4456,8 @@ struct malloc_calls {
   }
 };
 
-/// Device memory; 58 µs to allocate and 40 µs to free on an H200, and a free waits for its stream (in practice for the whole
-/// device). Aligned to 256 bytes; blocks of 2 MiB and more to 2 MiB.
+/// Device memory; 58 µs to allocate and 40 µs to free on an H200, and a free waits for its stream (in
+/// practice for the whole device). Aligned to 256 bytes; blocks of 2 MiB and more to 2 MiB.
 template <block_driver D>
 using basic_malloc = block_source<D, malloc_calls>;
 
@@ -4420,8 +4475,8 @@ static_assert(resource<cuda_malloc>);
 #include <utility>
 
 // ---- tarn/source/missing_pages.hpp
-// Devices without virtual memory management (many virtual GPUs): whether a page source has pages there, and the errors of what needs
-// them.
+// Devices without virtual memory management (many virtual GPUs): whether a page source has pages there, and
+// the errors of what needs them.
 
 // ---- tarn/core/layers.hpp
 // How a stack is walked: from the top down to the layer that accepts a call, or through all of its layers.
@@ -4432,8 +4487,9 @@ static_assert(resource<cuda_malloc>);
 // | routes to several      | `using routes = routes_to<Upstream, Other>`; with_routes(f), which returns f(upstream(), other_); |
 // |                        | route_of(p): the index of the resource that an address belongs to                               |
 //
-// A call is a function object that accepts each layer that has the call. A layer that has it is asked, otherwise the one below. How it
-// crosses a layer that routes, the call says: `crosses`. All calls of pools are in core/pool_call.hpp.
+// A call is a function object that accepts each layer that has the call. A layer that has it is asked,
+// otherwise the one below. How it crosses a layer that routes, the call says: `crosses`. All calls of pools
+// are in core/pool_call.hpp.
 
 #include <concepts>
 #include <cstddef>
@@ -4450,9 +4506,9 @@ namespace TARN_NAMESPACE {
 
 class tag;
 
-/// The last parameter of every call that allocates: `attribution from = attribution::current()`. A call without it is attributed
-/// to its own line. With a tag, `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`, it is attributed to its
-/// line and the tag.
+/// The last parameter of every call that allocates: `attribution from = attribution::current()`. A call
+/// without it is attributed to its own line. With a tag, `make_device_buffer<float>(memory, n, stream,
+/// tarn::tag("weights"))`, it is attributed to its line and the tag.
 struct attribution {
   source_location where;
   std::uint32_t tag_id = 0;  ///< of the tag that was given; 0: none
@@ -4470,19 +4526,21 @@ struct attribution {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/core/location_scope.hpp
-// The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
-// with a layer that records places (debug/checked, logged, with_history) use it; for all others it is an empty type.
+// The place in the user's source that an allocation is attributed to, across all policies and owners in
+// between. Only stacks with a layer that records places (debug/checked, logged, with_history) use it; for all
+// others it is an empty type.
 
 #include <cstdint>
 #include <type_traits>
 
 // ---- tarn/core/scope_chain.hpp
-// scope_chain: the live scopes of one kind on a thread, for scopes that set a per-thread value. Restoring the previous value
-// would be wrong when scopes do not end in reverse order; removing a scope from a chain is correct in any order.
+// scope_chain: the live scopes of one kind on a thread, for scopes that set a per-thread value. Restoring the
+// previous value would be wrong when scopes do not end in reverse order; removing a scope from a chain is
+// correct in any order.
 
 // ---- tarn/core/misuse.hpp
-// The process-wide handler for misuse that cannot be thrown. Deallocation is noexcept, so it passes a tarn::misuse to the
-// handler.
+// The process-wide handler for misuse that cannot be thrown. Deallocation is noexcept, so it passes a
+// tarn::misuse to the handler.
 
 #include <atomic>
 #include <cstdint>
@@ -4494,7 +4552,8 @@ namespace TARN_NAMESPACE {
 /// Called on misuse. If it returns, the block is leaked (never allocated again) and the program continues.
 using misuse_handler = void (*)(misuse const&);
 
-/// Prints the message to standard error and aborts: memory that was freed wrongly may already have another owner.
+/// Prints the message to standard error and aborts: memory that was freed wrongly may already have another
+/// owner.
 inline void abort_on_misuse(misuse const& what) {
   std::fprintf(stderr, "%s\n", what.what());
   std::abort();
@@ -4515,7 +4574,8 @@ inline void report_misuse(misuse const& what) noexcept {
 }
 
 namespace detail {
-/// Reports one of several findings that were made together: the default handler prints all of them before it ends the program.
+/// Reports one of several findings that were made together: the default handler prints all of them before it
+/// ends the program.
 inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept {
   if (!is_last && current_misuse_handler.load() == &abort_on_misuse) {
     std::fprintf(stderr, "%s\n", what.what());
@@ -4537,8 +4597,9 @@ inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept 
 
 namespace TARN_NAMESPACE::detail {
 
-/// The live scopes of the calling thread, innermost first. Scope must have a member `Scope* outer_`, null before begin(), and
-/// declare the chain a friend. begin() and end() are O(1) for scopes that end in reverse order, and O(scopes) otherwise.
+/// The live scopes of the calling thread, innermost first. Scope must have a member `Scope* outer_`, null
+/// before begin(), and declare the chain a friend. begin() and end() are O(1) for scopes that end in reverse
+/// order, and O(scopes) otherwise.
 template <class Scope>
 class scope_chain {
  public:
@@ -4579,9 +4640,10 @@ class scope_chain {
 
 namespace TARN_NAMESPACE {
 
-/// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute every allocation
-/// that follows in the scope, including those of owners, to its line: `tarn::location_scope const here;`. A tag given with an
-/// inner place is kept unless an outer one has a tag. Scopes may end in any order, each on the thread that began it.
+/// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute
+/// every allocation that follows in the scope, including those of owners, to its line: `tarn::location_scope
+/// const here;`. A tag given with an inner place is kept unless an outer one has a tag. Scopes may end in any
+/// order, each on the thread that began it.
 class location_scope {
  public:
   explicit location_scope(attribution from = attribution::current()) noexcept : from_(from) {
@@ -4629,7 +4691,8 @@ class location_scope {
 };
 
 namespace detail {
-/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a location_scope around it does.
+/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a
+/// location_scope around it does.
 [[nodiscard]] inline attribution unknown_place() noexcept {
   return location_scope::current();
 }
@@ -4647,15 +4710,17 @@ namespace TARN_NAMESPACE {
 template <class Layer>
 class shared_resource;
 
-/// Declared by a layer that routes calls to several resources below it, with all of them, in the order of with_routes(). The layer
-/// need not define the calls of pools: each says how it crosses such a layer. Another call ends there, since one of the resources would
-/// answer for all.
+/// Declared by a layer that routes calls to several resources below it, with all of them, in the order of
+/// with_routes(). The layer need not define the calls of pools: each says how it crosses such a layer.
+/// Another call ends there, since one of the resources would answer for all.
 template <class... Resources>
 struct routes_to {};
 
-/// How a call crosses a layer that routes to several resources. Those that the call does not reach are left out.
+/// How a call crosses a layer that routes to several resources. Those that the call does not reach are left
+/// out.
 enum class crossing : std::uint8_t {
-  each,  ///< all are asked; if one throws, call.undo(resource) is called for those before it, where the call has that
+  each,  ///< all are asked; if one throws, call.undo(resource) is called for those before it, where the call
+         ///< has that
   joined,  ///< likewise, and call.join(first, second) makes one answer of theirs
   owner,   ///< the one that call.address() belongs to
   itself   ///< call.across(resources...) does it
@@ -4763,7 +4828,8 @@ decltype(auto) ask_each(Call const& call, First& first, Rest&... rest) {
     or_undo(call, first, [&] { ask_each(call, rest...); });
   }
 }
-/// Asks the resource of index `route`; the last that has the call if it is not among them, which then refuses the address.
+/// Asks the resource of index `route`; the last that has the call if it is not among them, which then refuses
+/// the address.
 template <class Call, class First, class... Rest>
 decltype(auto) ask_owner(Call const& call, std::size_t route, First& first, Rest&... rest) {
   if constexpr (!can_reach<layer_behind<First>, Call>()) {
@@ -4829,7 +4895,8 @@ template <class Resource>
 using location_of_call =
     std::conditional_t<records_places<layer_behind<Resource>>(), location_scope, no_location_scope>;
 
-/// Runs an owner's part of the user's call: layers that record the places of calls record that one, and errors name it.
+/// Runs an owner's part of the user's call: layers that record the places of calls record that one, and
+/// errors name it.
 template <class Resource, class Call>
 TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call const& call) {
   [[maybe_unused]] location_of_call<Resource> const here(from);
@@ -4842,7 +4909,8 @@ concept has_empty_state = requires(Resource const& memory) {
   Resource(nullptr);
   static_cast<bool>(memory);
 };
-/// Whether an owner can be constructed without a resource: with an empty handle, or with a source, which is a plain value.
+/// Whether an owner can be constructed without a resource: with an empty handle, or with a source, which is a
+/// plain value.
 template <class Resource>
 concept can_be_absent = has_empty_state<Resource> || std::default_initializable<Resource>;
 template <class Resource>
@@ -4892,8 +4960,8 @@ struct has_pages_call {
   }
 };
 
-/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a member of
-/// shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
+/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a
+/// member of shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
 template <class Layer>
 constexpr bool allocates() noexcept {
   if constexpr (has_allocate<Layer>) {
@@ -4907,10 +4975,10 @@ constexpr bool allocates() noexcept {
 
 }  // namespace detail
 
-/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give a
-/// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
-/// [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); })`. Only the calls of pool_call pass a layer that
-/// routes, such as fallback_to.
+/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of
+/// policies. Give a lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
+/// [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); })`. Only the calls of pool_call pass a
+/// layer that routes, such as fallback_to.
 template <class Resource, class Call>
   requires reachable<Resource, Call>
 decltype(auto) nearest(Resource& resource, Call const& call) {
@@ -4933,7 +5001,8 @@ constexpr auto nearest_or(Resource& resource, Call const& call, Otherwise const&
 
 namespace TARN_NAMESPACE::detail {
 
-/// Whether the device of a source has pages: the answer of the lowest layer that defines has_pages(), true if none does.
+/// Whether the device of a source has pages: the answer of the lowest layer that defines has_pages(), true if
+/// none does.
 template <class Source>
 [[nodiscard]] constexpr bool has_pages(Source const& source) noexcept {
   if constexpr (reachable<Source const, has_pages_call>) {
@@ -4981,17 +5050,19 @@ inline constexpr char const* segments_refused =
 
 namespace TARN_NAMESPACE {
 
-/// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe from any thread as
-/// long as two threads do not map or unmap the same range.
+/// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe
+/// from any thread as long as two threads do not map or unmap the same range.
 ///
-/// On a device without virtual memory management (many virtual GPUs), it has no pages but plain blocks, and a pool over it grows by
-/// those: allocator_backend(pool) returns "cudaMalloc". The calls of pages throw cuda_error of kind `unsupported` there.
+/// On a device without virtual memory management (many virtual GPUs), it has no pages but plain blocks, and a
+/// pool over it grows by those: allocator_backend(pool) returns "cudaMalloc". The calls of pages throw
+/// cuda_error of kind `unsupported` there.
 ///
-/// Other processes can import the memory (export_block) by a file descriptor, which costs nothing to ask for: create takes 11.1 us
-/// with the type and 11.7 us without, map 28.4 and 29.6 (H200). The type cannot be changed once the pages are created.
+/// Other processes can import the memory (export_block) by a file descriptor, which costs nothing to ask for:
+/// create takes 11.1 us with the type and 11.7 us without, map 28.4 and 29.6 (H200). The type cannot be
+/// changed once the pages are created.
 ///
-/// Costs on an H200, per handle of any size: create 10 µs, map 26 µs, unmap 17 µs, destroy 15 µs (338 µs for 1 GiB). None of
-/// them waits for running kernels.
+/// Costs on an H200, per handle of any size: create 10 µs, map 26 µs, unmap 17 µs, destroy 15 µs (338 µs for
+/// 1 GiB). None of them waits for running kernels.
 template <page_driver D>
 class basic_pages {
  public:
@@ -4999,7 +5070,8 @@ class basic_pages {
   using properties = property_set<device_accessible>;
 
   /// On the driver's default device; for CUDA the calling thread's current one.
-  /// @throws cuda_error  of kind `no_device` if there is no device; of kind `unsupported` if the device has no virtual memory
+  /// @throws cuda_error  of kind `no_device` if there is no device; of kind `unsupported` if the device has
+  /// no virtual memory
   ///                     management and the driver has no plain blocks
   basic_pages()
     requires std::default_initializable<D>
@@ -5030,7 +5102,8 @@ class basic_pages {
   /// Bytes; every size and offset below is a multiple of it. 2 MiB if there are no pages.
   [[nodiscard]] std::size_t granularity() const noexcept { return has_pages() ? granularity_ : 2_MiB; }
 
-  /// How other processes can import the memory: as it was wanted if the device can, else by a file descriptor if it can, else none.
+  /// How other processes can import the memory: as it was wanted if the device can, else by a file descriptor
+  /// if it can, else none.
   [[nodiscard]] allocation_handle_type handle_type() const noexcept { return type_; }
 
   /// Reserves unmapped addresses, aligned to the granularity.
@@ -5070,8 +5143,8 @@ class basic_pages {
   /// Undoes exactly one map(). The handle keeps its contents; no work may still use the range.
   void unmap(void* p, std::size_t bytes) noexcept { (void)driver_.unmap_pages(p, bytes); }
 
-  /// Allocates one block that is not a page, in place of create() and map(): for a pool on a device without pages, or that a tool
-  /// watches.
+  /// Allocates one block that is not a page, in place of create() and map(): for a pool on a device without
+  /// pages, or that a tool watches.
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
     requires detail::plain_block_driver<D>
@@ -5140,8 +5213,8 @@ struct host_calls {
   static constexpr char const* backend = "operator new";
   static constexpr std::size_t block_alignment = max_alignment;
 
-  /// More than a process can address: malloc's 47 bits. Refused without a call, since sanitizers abort the program on such a
-  /// request.
+  /// More than a process can address: malloc's 47 bits. Refused without a call, since sanitizers abort the
+  /// program on such a request.
   static constexpr std::size_t address_space = 128_TiB;
 
   static status take(no_driver const&, std::size_t bytes, std::size_t alignment, void*& p) noexcept {
@@ -5155,8 +5228,8 @@ struct host_calls {
   }
 };
 
-/// Pageable host memory with any alignment up to max_alignment. It has no streams: all work counts as already done. If a device
-/// copies from or to it, wait for the copy before freeing.
+/// Pageable host memory with any alignment up to max_alignment. It has no streams: all work counts as already
+/// done. If a device copies from or to it, wait for the copy before freeing.
 using host_memory = block_source<no_driver, host_calls>;
 
 static_assert(resource<host_memory>);
@@ -5184,8 +5257,9 @@ struct managed_calls {
   }
 };
 
-/// Managed memory, attached to all streams. May exceed the device's memory: a request is refused only if neither host nor
-/// device can back it. If the device cannot fault pages in, the host must not touch it while kernels run.
+/// Managed memory, attached to all streams. May exceed the device's memory: a request is refused only if
+/// neither host nor device can back it. If the device cannot fault pages in, the host must not touch it while
+/// kernels run.
 template <block_driver D>
 using basic_managed = block_source<D, managed_calls>;
 
@@ -5217,12 +5291,12 @@ struct pinned_calls {
   }
 };
 
-/// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It cannot be swapped
-/// out: take no more than the machine can spare. Aligned to the host's page.
+/// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It
+/// cannot be swapped out: take no more than the machine can spare. Aligned to the host's page.
 ///
-/// In a pool over it, allocate(stream) returns memory for work of that stream: copies enqueued earlier may still use it. Memory
-/// that the host itself will write must come from allocate_sync(), which returns nothing that a stream still uses;
-/// pinned_buffer and the streamed batches do so.
+/// In a pool over it, allocate(stream) returns memory for work of that stream: copies enqueued earlier may
+/// still use it. Memory that the host itself will write must come from allocate_sync(), which returns nothing
+/// that a stream still uses; pinned_buffer and the streamed batches do so.
 template <block_driver D>
 using basic_pinned = block_source<D, pinned_calls>;
 
@@ -5234,7 +5308,8 @@ static_assert(resource<pinned_host>);
 }  // namespace TARN_NAMESPACE
 
 // ---- tarn/policy/any_resource.hpp
-// any_resource: a handle to any tracked pool, in one type. For code that is no template: interfaces, plug-ins, class members.
+// any_resource: a handle to any tracked pool, in one type. For code that is no template: interfaces,
+// plug-ins, class members.
 
 #include <atomic>
 #include <concepts>
@@ -5249,8 +5324,9 @@ static_assert(resource<pinned_host>);
 
 namespace TARN_NAMESPACE {
 
-/// The base of a handle that has allocate, deallocate, allocate_sync and deallocate_sync: the same four calls under their other names.
-/// A handle writes `using call_names<Handle>::allocate` and `deallocate`, which its own would hide.
+/// The base of a handle that has allocate, deallocate, allocate_sync and deallocate_sync: the same four calls
+/// under their other names. A handle writes `using call_names<Handle>::allocate` and `deallocate`, which its
+/// own would hide.
 template <class Handle>
 class call_names {
  public:
@@ -5296,8 +5372,8 @@ class call_names {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/core/pool_call.hpp
-// The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
-// resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
+// The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer
+// that routes to several resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
 
 #include <concepts>
 #include <cstddef>
@@ -5305,7 +5381,8 @@ class call_names {
 #include <utility>
 
 // ---- tarn/core/graph_owner.hpp
-// graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that captured graphs use.
+// graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that
+// captured graphs use.
 
 #include <cstddef>
 #include <cstdint>
@@ -5325,7 +5402,8 @@ namespace detail {
 /// Identifies one open capture of an owner.
 using capture_number = std::uint64_t;
 
-/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted before.
+/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted
+/// before.
 class graph_owner {
  public:
   graph_owner() = default;
@@ -5345,8 +5423,8 @@ class graph_owner {
 }  // namespace detail
 }  // namespace TARN_NAMESPACE
 // ---- tarn/core/owned.hpp
-// owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs a compiler as
-// much as <memory_resource>, <mutex> and <map> together.
+// owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs
+// a compiler as much as <memory_resource>, <mutex> and <map> together.
 
 namespace TARN_NAMESPACE::detail {
 
@@ -5377,8 +5455,8 @@ class owned {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/sleeping.hpp
-// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The calls are in
-// raii/sleep.hpp and raii/compact.hpp.
+// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The
+// calls are in raii/sleep.hpp and raii/compact.hpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -5415,9 +5493,10 @@ struct compaction {
 #include <utility>
 
 // ---- tarn/core/at_fork.hpp
-// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held by other threads
-// would stay locked forever in the child, and the data they guard would be half changed. The forking thread therefore takes
-// every lock first, as glibc does for malloc, and releases them in the parent and in the child:
+// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held
+// by other threads would stay locked forever in the child, and the data they guard would be half changed. The
+// forking thread therefore takes every lock first, as glibc does for malloc, and releases them in the parent
+// and in the child:
 //
 //   forking thread                              another thread
 //   fork()                                      holds a lock, releases it
@@ -5427,9 +5506,10 @@ struct compaction {
 //   parent: release all                         continues
 //   child: release all                          does not exist
 //
-// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the forking thread itself
-// holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken within `patience` (its owner waits for
-// this thread) is given up. The child constructs the locks anew, and must not use the data of one that was given up.
+// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the
+// forking thread itself holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken
+// within `patience` (its owner waits for this thread) is given up. The child constructs the locks anew, and
+// must not use the data of one that was given up.
 
 #include <atomic>
 #include <cstddef>
@@ -5506,8 +5586,8 @@ class at_fork {
       (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
       lock.unlock();
     }
-    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing taken, if one of
-    /// them could not be taken. With `last_try` it skips those members instead.
+    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing
+    /// taken, if one of them could not be taken. With `last_try` it skips those members instead.
     [[nodiscard]] bool take_all(bool const last_try) noexcept {
       lock.lock();
       for (at_fork* m = first; m != nullptr; m = m->next_) {
@@ -5567,7 +5647,8 @@ class at_fork {
 };
 inline constinit at_fork::members at_fork::registry{};
 
-/// Remembers the process that constructs it: a forked child has a copy of what that process made, and must not use it.
+/// Remembers the process that constructs it: a forked child has a copy of what that process made, and must
+/// not use it.
 class creating_process {
  public:
   /// Whether this is that process, and no child of it.
@@ -5617,8 +5698,8 @@ class fork_mutex {
   }
 
  private:
-  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait is bounded: this
-  /// thread may hold a lock that the forking thread needs.
+  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait
+  /// is bounded: this thread may hold a lock that the forking thread needs.
   TARN_NOINLINE static void make_way() noexcept {
 #if defined(__unix__) || defined(__APPLE__)
     for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
@@ -5695,8 +5776,8 @@ class held_at_fork {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/sequence.hpp
-// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
-// 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
+// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X>
+// costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
 
 #include <cstddef>
 #include <new>
@@ -5738,8 +5819,8 @@ class sequence {
     items_ = larger;
     capacity_ = most;
   }
-  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws std::bad_alloc,
-  /// nothing has changed
+  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws
+  /// std::bad_alloc, nothing has changed
   void resize(std::size_t count) {
     reserve(count);
     while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
@@ -5870,7 +5951,8 @@ class two_graph_owners final : public graph_owner {
 
 }  // namespace TARN_NAMESPACE::detail
 
-// How a call is made on a layer `l`. A layer for which the expression does not compile does not have the call.
+// How a call is made on a layer `l`. A layer for which the expression does not compile does not have the
+// call.
 #define TARN_ON_LAYER(expression)                     \
   template <class L>                                  \
   auto operator()(L& l) const->decltype(expression) { \
@@ -5896,7 +5978,8 @@ struct record_stream {
   TARN_ON_LAYER(l.record_stream(p, bytes, stream))
 };
 
-/// The bytes that a request occupies: the most of all, since it is needed before it is known which one serves the request.
+/// The bytes that a request occupies: the most of all, since it is needed before it is known which one serves
+/// the request.
 struct block_bytes {
   std::size_t bytes = 0;
   std::size_t alignment = default_alignment;
@@ -5905,7 +5988,8 @@ struct block_bytes {
   TARN_ON_LAYER(l.block_bytes(bytes, alignment))
 };
 
-/// Where the pool's block begins in which the live block at `p` lies: a layer that adds bytes before a block moves it.
+/// Where the pool's block begins in which the live block at `p` lies: a layer that adds bytes before a block
+/// moves it.
 struct block_address {
   void* p = nullptr;
   static constexpr bool ends_at_pools = true;
@@ -6152,7 +6236,8 @@ constexpr bool check_routes() {
   return true;
 }
 
-/// Returns the bytes that a request occupies: what the nearest pool rounds it to, otherwise the request itself.
+/// Returns the bytes that a request occupies: what the nearest pool rounds it to, otherwise the request
+/// itself.
 template <class Resource>
 [[nodiscard]] std::size_t block_bytes_of(Resource& memory, std::size_t bytes,
                                          std::size_t alignment) noexcept {
@@ -6187,7 +6272,8 @@ struct backend_call : pool_call::allocator_backend {
   TARN_ON_LAYER(static_cast<char const*>(l.backend()))
 };
 
-/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
+/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be
+/// passed by.
 template <class Resource>
 concept allocates_for_owners =
     requires(Resource& memory, graph_owner& owner, stream_ref stream, std::size_t bytes) {
@@ -6199,8 +6285,8 @@ concept allocates_for_owners =
 
 #undef TARN_ON_LAYER
 // ---- tarn/core/shared_resource.hpp
-// shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
-// CUDA libraries, and forwards calls that a layer does not define to the layer below.
+// shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names
+// of each generation of CUDA libraries, and forwards calls that a layer does not define to the layer below.
 
 #include <atomic>
 #include <concepts>
@@ -6250,9 +6336,9 @@ class page_calls<Handle, Layer> {
 
 }  // namespace detail
 
-/// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
-/// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
-/// moved-from handle is empty.
+/// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy
+/// destroys the layer, so a resource lives as long as any owner holds a copy. Copying is one atomic
+/// increment; a call is one indirection. A moved-from handle is empty.
 template <class Layer>
 class shared_resource : public call_names<shared_resource<Layer>>,
                         public detail::page_calls<shared_resource<Layer>, Layer> {
@@ -6267,7 +6353,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
     requires std::default_initializable<Layer>
       : block_(new block()) {}
 
-  /// Constructs an empty handle, which refers to no resource. It may only be assigned, copied, compared or destroyed.
+  /// Constructs an empty handle, which refers to no resource. It may only be assigned, copied, compared or
+  /// destroyed.
   explicit shared_resource(std::nullptr_t) noexcept : block_(nullptr) {}
 
   /// Constructs the layer from its own constructor arguments.
@@ -6276,8 +6363,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
   explicit shared_resource(std::in_place_t, Arguments&&... arguments)
       : block_(new block(std::forward<Arguments>(arguments)...)) {}
 
-  /// Constructs a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
-  /// limited{1_GiB}}.
+  /// Constructs a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0},
+  /// pooled{}, limited{1_GiB}}.
   template <class First, class... Rest>
     requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
              !std::same_as<std::remove_cvref_t<First>, std::in_place_t>)
@@ -6308,8 +6395,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
     if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
   }
 
-  // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place costs nothing if no
-  // layer records it.
+  // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place
+  // costs nothing if no layer records it.
 
   /// Allocates for work on `stream`. Returns null for zero bytes.
   /// @param bytes      any size; the block may be larger
@@ -6329,8 +6416,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
       }
     });
   }
-  /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does nothing for
-  /// null.
+  /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does
+  /// nothing for null.
   TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment = default_alignment,
                                      attribution call = attribution::current()) noexcept
@@ -6399,8 +6486,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
   /// Returns the device that the memory belongs to.
   [[nodiscard]] device_id device() const noexcept { return driver().device(); }
 
-  // Calls that only a pool offers, reachable through any policy above it; without a pool they do not compile. Documented at the
-  // pool. A handle is const as a pointer is: the resource behind it is not.
+  // Calls that only a pool offers, reachable through any policy above it; without a pool they do not compile.
+  // Documented at the pool. A handle is const as a pointer is: the resource behind it is not.
 
   /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
   std::size_t trim(  // NOLINT(modernize-use-nodiscard): may be ignored
@@ -6427,8 +6514,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
   {
     return nearest(*this, pool_call::largest_free_range{});
   }
-  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
-  /// stream. The freed block is deferred until that work is done.
+  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is
+  /// freed on another stream. The freed block is deferred until that work is done.
   void record_stream(void* p, std::size_t bytes, stream_ref stream,
                      source_location where = source_location::current()) const
     requires reachable<shared_resource, pool_call::record_stream>
@@ -6472,7 +6559,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/policy/tracked.hpp
-// tracked: statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
+// tracked: statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water
+// scopes.
 
 #include <concepts>
 #include <cstddef>
@@ -6524,7 +6612,8 @@ class deferred_count {
       o->deferred_changed(is_small ? by : deferred_amount{}, is_small ? deferred_amount{} : by);
   }
 
-  /// Adds an observer and notifies it of the blocks that are deferred already. It must not move until it is detached.
+  /// Adds an observer and notifies it of the blocks that are deferred already. It must not move until it is
+  /// detached.
   /// @throws std::bad_alloc, nothing has changed
   void attach(deferred_observer& observer) {
     std::lock_guard const guard(lock_);
@@ -6551,19 +6640,20 @@ class deferred_count {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/policy/compose.hpp
-// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
-// policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
-// (Upstream, policy) and defines only what it changes: shared_resource<> passes the rest on. A layer defines once what it does
-// around a request and the next layer, see resource_adaptor; around<> is for the shortest policies. A layer that also sends calls
-// to a second resource declares both, see tarn::routes_to; the calls of pools then reach both.
+// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position
+// is meaning. A policy is a small value (its options) with `template <class Upstream> using layer = ...;`.
+// The layer is constructed from (Upstream, policy) and defines only what it changes: shared_resource<> passes
+// the rest on. A layer defines once what it does around a request and the next layer, see resource_adaptor;
+// around<> is for the shortest policies. A layer that also sends calls to a second resource declares both,
+// see tarn::routes_to; the calls of pools then reach both.
 
 #include <concepts>
 #include <type_traits>
 #include <utility>
 
 // ---- tarn/policy/resource_adaptor.hpp
-// resource_adaptor: the base of layers that are written once around "a request and the next layer", for both pairs of calls; and
-// around<Policy>, which makes a layer of a class that defines only that.
+// resource_adaptor: the base of layers that are written once around "a request and the next layer", for both
+// pairs of calls; and around<Policy>, which makes a layer of a class that defines only that.
 
 #include <concepts>
 #include <cstddef>
@@ -6632,7 +6722,8 @@ concept deallocates_around =
       { layer.around_deallocate(r, p, next) } noexcept;
     };
 
-/// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and access are.
+/// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and
+/// access are.
 struct names_of_adaptors {
   int around_allocate;
   int around_deallocate;
@@ -6644,7 +6735,8 @@ concept names_around_allocate = !requires { &named_twice<T>::around_allocate; };
 template <class T>
 concept names_around_deallocate = !requires { &named_twice<T>::around_deallocate; };
 
-/// Asserts at the composition that what a layer declares is what will be called: otherwise its calls would pass it by.
+/// Asserts at the composition that what a layer declares is what will be called: otherwise its calls would
+/// pass it by.
 template <class Layer, class Upstream>
 constexpr bool check_adaptor() {
   static_assert(
@@ -6663,16 +6755,17 @@ constexpr bool check_adaptor() {
 
 }  // namespace detail
 
-/// Holds the layer below, and makes the four calls of a resource out of two functions that a layer may define:
+/// Holds the layer below, and makes the four calls of a resource out of two functions that a layer may
+/// define:
 ///
 /// | in the layer                                | called for                  | if not defined  |
 /// |---------------------------------------------|-----------------------------|-----------------|
 /// | void* around_allocate(r, next)              | allocate, allocate_sync     | next.allocate   |
 /// | void around_deallocate(r, p, next) noexcept | deallocate, deallocate_sync | next.deallocate |
 ///
-/// `r` is a request const&, `next` a next_layer const&; `p` is never null. The request that is passed on may have other bytes,
-/// another alignment or another stream. All other calls are forwarded as for any layer, see shared_resource. Costs nothing besides
-/// what the layer does. A layer derives from it by its own name:
+/// `r` is a request const&, `next` a next_layer const&; `p` is never null. The request that is passed on may
+/// have other bytes, another alignment or another stream. All other calls are forwarded as for any layer, see
+/// shared_resource. Costs nothing besides what the layer does. A layer derives from it by its own name:
 /// `template <class Upstream> class my_layer : public resource_adaptor<my_layer<Upstream>, Upstream>`.
 template <class Layer, class Upstream>
 class resource_adaptor {
@@ -6745,10 +6838,11 @@ class resource_adaptor {
 template <class Policy, class Upstream>
 class around_layer;
 
-/// Puts a class that defines around_allocate, around_deallocate or both on a stack: `pool | around<my_policy>{}`. The layer has
-/// a my_policy{} of its own, whose public members are reached through the handle: `memory->member`. A policy with options that
-/// can be moved may be its own layer instead, and is then put on a stack as those of tarn are:
-/// `template <class Upstream> using layer = tarn::around_layer<my_policy, Upstream>;`.
+/// Puts a class that defines around_allocate, around_deallocate or both on a stack: `pool |
+/// around<my_policy>{}`. The layer has a my_policy{} of its own, whose public members are reached through the
+/// handle: `memory->member`. A policy with options that can be moved may be its own layer instead, and is
+/// then put on a stack as those of tarn are: `template <class Upstream> using layer =
+/// tarn::around_layer<my_policy, Upstream>;`.
 template <class Policy>
 struct around {
   static_assert(
@@ -6861,23 +6955,26 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/policy/tracked_numbers.hpp
-// The counters of `tracked`: current values, peaks and totals of all threads' calls, and high-water marks. There are two ways to
-// count. Each thread has a slot (tracked_slot), in which it counts small blocks alone. Whatever a slot cannot take is counted under
-// a lock, whose holder counts for the threads that wait for it (combining_lock), and there peaks rise. No thread stops another.
+// The counters of `tracked`: current values, peaks and totals of all threads' calls, and high-water marks.
+// There are two ways to count. Each thread has a slot (tracked_slot), in which it counts small blocks alone.
+// Whatever a slot cannot take is counted under a lock, whose holder counts for the threads that wait for it
+// (combining_lock), and there peaks rise. No thread stops another.
 //
-// Peaks are exact as long as no two calls overlap. Then one thread at a time is the `owner`: all other slots are published, so the owner
-// knows how far each number is below its peak. Another thread that counts finds a new generation or a slot that is not open, takes
-// the lock, becomes the owner, and publishes the former owner's slot. That one finds that the generation has changed:
+// Peaks are exact as long as no two calls overlap. Then one thread at a time is the `owner`: all other slots
+// are published, so the owner knows how far each number is below its peak. Another thread that counts finds a
+// new generation or a slot that is not open, takes the lock, becomes the owner, and publishes the former
+// owner's slot. That one finds that the generation has changed:
 //
 //   owner                          another thread
 //   counts in its slot
 //   (hands over, by whatever)      takes the lock, ++generation, publishes that slot twice: the second time nothing has moved
 //                                  counts in its slot
 //
-// If something moves meanwhile, or a call waits for the lock while another one is counted, calls overlap. From then on there is no
-// owner: each thread publishes when it differs from what it published by more than the bound, and a peak is that of the published
-// sums. What was counted is within the sum of the bounds of what was published, and so is a peak. A peak that is reset, or a scope
-// that begins, starts anew: it is exact until calls overlap after it.
+// If something moves meanwhile, or a call waits for the lock while another one is counted, calls overlap.
+// From then on there is no owner: each thread publishes when it differs from what it published by more than
+// the bound, and a peak is that of the published sums. What was counted is within the sum of the bounds of
+// what was published, and so is a peak. A peak that is reset, or a scope that begins, starts anew: it is
+// exact until calls overlap after it.
 //
 // Large blocks are counted under the lock.
 
@@ -6890,9 +6987,10 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 #include <utility>
 
 // ---- tarn/core/combining_lock.hpp
-// A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds the lock held
-// publishes its update; the holder applies it before unlocking, so the guarded data stays in one processor's cache. (Flat
-// combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every update has been applied when its call returns.
+// A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds
+// the lock held publishes its update; the holder applies it before unlocking, so the guarded data stays in
+// one processor's cache. (Flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every update has been
+// applied when its call returns.
 
 #include <atomic>
 #include <bit>
@@ -6908,8 +7006,8 @@ class combining_lock {
   combining_lock(combining_lock const&) = delete;
   combining_lock& operator=(combining_lock const&) = delete;
 
-  /// Applies `update`, on this thread or on the lock's holder, one at a time; updates of one thread keep their order.
-  /// Uncontended: one exchange. Returns true if the lock was held at first.
+  /// Applies `update`, on this thread or on the lock's holder, one at a time; updates of one thread keep
+  /// their order. Uncontended: one exchange. Returns true if the lock was held at first.
   template <class Apply>
   TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
     if (try_lock()) [[likely]] {
@@ -6920,8 +7018,8 @@ class combining_lock {
     wait(update, apply);
     return true;
   }
-  /// The parts of run(), for a caller whose own update needs no copy: try_lock(), then the update, then unlock_after(apply);
-  /// if the lock is held, wait(update, apply).
+  /// The parts of run(), for a caller whose own update needs no copy: try_lock(), then the update, then
+  /// unlock_after(apply); if the lock is held, wait(update, apply).
   [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept { return lock_.try_lock(); }
   /// Applies published updates, then unlocks.
   template <class Apply>
@@ -7028,7 +7126,8 @@ struct stat {
     allocated += came;
     freed += came - change;
   }
-  /// Adds another statistic. The sum of two peaks is an upper bound: they may have occurred at different times.
+  /// Adds another statistic. The sum of two peaks is an upper bound: they may have occurred at different
+  /// times.
   constexpr void add(stat const& other) noexcept {
     current += other.current;
     peak += other.peak;
@@ -7040,14 +7139,16 @@ struct stat {
 };
 
 namespace detail {
-/// A pointer to a member of a statistic, for tables. nvcc puts one that is written out in parentheses, of which gcc warns.
+/// A pointer to a member of a statistic, for tables. nvcc puts one that is written out in parentheses, of
+/// which gcc warns.
 template <class Statistics, class Value>
 using number_in = Value Statistics::*;
 }  // namespace detail
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/core/thread_place.hpp
-// Small numbers for running threads: an array with one element per place has an element for each thread alone.
+// Small numbers for running threads: an array with one element per place has an element for each thread
+// alone.
 
 #include <atomic>
 #include <bit>
@@ -7083,8 +7184,8 @@ class place_table {
   std::atomic<std::uint32_t> taken_{0};
 };
 
-/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique among those of its table.
-/// A forked child keeps the places of the threads that it does not have.
+/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique
+/// among those of its table. A forked child keeps the places of the threads that it does not have.
 inline constinit place_table places_of_threads{};
 
 /// The place of a thread; plain data, so that reading it needs no guard.
@@ -7130,9 +7231,10 @@ class place_holder {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/policy/tracked_slot.hpp
-// What one thread counts for `tracked`. The thread writes with plain stores, and any thread may read. Its totals only grow, so two equal
-// reads prove that nothing was counted between them. The thread may count small blocks without the common lock as long as no peak can
-// be passed, if peaks are exact, and as long as its counts differ from what was published by at most a bound.
+// What one thread counts for `tracked`. The thread writes with plain stores, and any thread may read. Its
+// totals only grow, so two equal reads prove that nothing was counted between them. The thread may count
+// small blocks without the common lock as long as no peak can be passed, if peaks are exact, and as long as
+// its counts differ from what was published by at most a bound.
 
 #include <array>
 #include <atomic>
@@ -7156,8 +7258,8 @@ struct tracked_statistics {
   std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
   std::array<stat, 3> requested_bytes;  ///< as requested
   std::uint64_t ooms = 0;               ///< requests refused
-  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block counts with the
-  /// bytes requested from the pool.
+  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block
+  /// counts with the bytes requested from the pool.
   std::array<stat, 3> active;
   std::array<stat, 3> active_bytes;
   std::array<stat, 3> active_requested_bytes;
@@ -7249,8 +7351,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
     asked.limit += requested;
     return true;
   }
-  /// Lets the thread free as much as the bound allows. A block's requested bytes are at most its rounded bytes, so one amount
-  /// suffices for both.
+  /// Lets the thread free as much as the bound allows. A block's requested bytes are at most its rounded
+  /// bytes, so one amount suffices for both.
   void renew() noexcept {
     cap_ = {get(small_[0].left) + live(0) - floor_[0],
             get(small_[1].left) + min_of(live(1) - floor_[1], live(2) - floor_[2])};
@@ -7264,7 +7366,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
       set(n, get(n) + u.by[k]);
     }
   }
-  /// Takes room for a large block, which is counted elsewhere, or gives it back. Returns false if a peak may be passed.
+  /// Takes room for a large block, which is counted elsewhere, or gives it back. Returns false if a peak may
+  /// be passed.
   [[nodiscard]] bool fits(tracked_update const& large) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
       if (!large.is_free && large.by[k] > min_of(room_of_large_[k], top_of_all_[k] - live(k))) return false;
@@ -7277,8 +7380,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
     }
     return true;
   }
-  /// Lets the thread count on its own in a generation, after its counts were published: as far as there is room for each group, and
-  /// within the bound.
+  /// Lets the thread count on its own in a generation, after its counts were published: as far as there is
+  /// room for each group, and within the bound.
   void open(std::uint64_t generation, tracked_kinds const& bound, tracked_amounts const& room) noexcept {
     generation_ = generation;
     room_of_large_ = room[2];
@@ -7302,7 +7405,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   [[nodiscard]] tracked_totals read() const noexcept {
     tracked_totals now;
     for (std::size_t k = 0; k < 3; ++k) {
-      do {  // again if blocks were freed meanwhile: a reader that was interrupted would see their allocation alone
+      do {  // again if blocks were freed meanwhile: a reader that was interrupted would see their allocation
+            // alone
         now.left[k] = small_[k].left.load(std::memory_order_acquire);
         now.came[k] = small_[k].came.load(std::memory_order_acquire);
       } while (get(small_[k].left) != now.left[k]);
@@ -7354,7 +7458,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
 
 namespace TARN_NAMESPACE::detail {
 
-/// Counting a call in a slot is O(1), under the lock O(marks). Reading is O(threads that have counted, at most 32).
+/// Counting a call in a slot is O(1), under the lock O(marks). Reading is O(threads that have counted, at
+/// most 32).
 class tracked_numbers {
  public:
   /// @param peak_error  bytes; 0: each call is counted under the lock
@@ -7403,7 +7508,8 @@ class tracked_numbers {
     std::lock_guard const guard(lock_);
     ++ooms_;
   }
-  /// Whether calls have overlapped since a peak was reset or a scope began last: peaks are within the bound only.
+  /// Whether calls have overlapped since a peak was reset or a scope began last: peaks are within the bound
+  /// only.
   [[nodiscard]] bool has_overlapped() noexcept {
     std::lock_guard const guard(lock_);
     return overlapped_;
@@ -7493,7 +7599,8 @@ class tracked_numbers {
   /// The place of the threads that have none. They count under the lock.
   static constexpr unsigned common = thread_places;
 
-  /// Counts calls under the lock: that of its holder, and those of threads that wait. If it counts several, they overlap.
+  /// Counts calls under the lock: that of its holder, and those of threads that wait. If it counts several,
+  /// they overlap.
   struct counter {
     tracked_numbers& numbers;
     mutable bool is_first = true;
@@ -7583,7 +7690,8 @@ class tracked_numbers {
     for (std::uint64_t left = used_; left != 0; left &= left - 1)
       f(slots_[static_cast<unsigned>(std::countr_zero(left))]);
   }
-  /// Publishes what an owner has counted; without one, what all threads have. Returns whether there was anything.
+  /// Publishes what an owner has counted; without one, what all threads have. Returns whether there was
+  /// anything.
   bool publish_of(unsigned owner) noexcept {
     if (owner != unowned) return slots_[owner].publish(sums_[0]);
     bool any = false;
@@ -7595,14 +7703,14 @@ class tracked_numbers {
     for_each_slot([&](tracked_slot const& s) { all[0].add(s.read(), s.published()); });
     return all;
   }
-  /// All that was counted. While threads count, of a block that moved from one to another only the free may have been read. Otherwise a
-  /// negative number shows that more was freed than allocated.
+  /// All that was counted. While threads count, of a block that moved from one to another only the free may
+  /// have been read. Otherwise a negative number shows that more was freed than allocated.
   [[nodiscard]] both_totals totals() noexcept {
     both_totals const all = read_slots();
     return all == read_slots() ? all : without_debt(all);
   }
-  /// The same for a peak to start from: while threads count, what is published, which is within the bound. Slots that are read one after
-  /// the other may add up to more than ever was allocated.
+  /// The same for a peak to start from: while threads count, what is published, which is within the bound.
+  /// Slots that are read one after the other may add up to more than ever was allocated.
   [[nodiscard]] both_totals totals_at_once() noexcept {
     both_totals const all = read_slots();
     return all == read_slots() ? all : without_debt(sums_);
@@ -7695,8 +7803,8 @@ class tracked_numbers {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/arena/size_class.hpp
-// Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized deallocation needs no
-// lookup because of it.
+// Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized
+// deallocation needs no lookup because of it.
 
 #include <array>
 #include <bit>
@@ -7708,20 +7816,21 @@ namespace TARN_NAMESPACE::detail {
 /// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
 inline constexpr std::size_t range_grain = 512;
 
-/// Blocks up to this size, bytes, are cut from runs. They are most calls (56-94 % in the recorded traces) and together at most
-/// 0.1 % of the live bytes, so a partly filled run has no visible cost.
+/// Blocks up to this size, bytes, are cut from runs. They are most calls (56-94 % in the recorded traces) and
+/// together at most 0.1 % of the live bytes, so a partly filled run has no visible cost.
 inline constexpr std::size_t run_limit = 32_KiB;
 
-/// Blocks up to this size, bytes, have a size class and thus a magazine; larger ones keep their exact size. In the recorded
-/// traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25 % costs at most 0.07 %.
+/// Blocks up to this size, bytes, have a size class and thus a magazine; larger ones keep their exact size.
+/// In the recorded traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25
+/// % costs at most 0.07 %.
 inline constexpr std::size_t class_limit = 1_MiB;
 
 /// Steps of 256 B to 2 KiB, then 8 steps per doubling to 32 KiB, then 16 to 1 MiB.
 inline constexpr unsigned run_class_count = 40;
 inline constexpr unsigned class_count = 120;
 
-/// The class of a request of 1 to class_limit bytes. A few instructions and no table; inlined, since a call would add 7 more to
-/// the path to a magazine.
+/// The class of a request of 1 to class_limit bytes. A few instructions and no table; inlined, since a call
+/// would add 7 more to the path to a magazine.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned class_of(std::size_t bytes) noexcept {
   std::size_t const last = bytes - 1;
   if (last < 2048) return static_cast<unsigned>(last >> 8);
@@ -7751,7 +7860,8 @@ inline constexpr auto class_bytes_table = [] {
   return class_bytes_table[size_class];
 }
 
-/// Whether a request has a size class; others keep their exact size. None has 0 bytes, which only a wrong deallocation names.
+/// Whether a request has a size class; others keep their exact size. None has 0 bytes, which only a wrong
+/// deallocation names.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
   return alignment <= default_alignment && bytes - 1 < class_limit;
 }
@@ -7776,8 +7886,8 @@ struct block_size {
   [[nodiscard]] constexpr std::size_t bytes_in(unsigned) const noexcept { return bytes; }
   [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return bytes; }
 };
-/// The same, computed where it is used: fewer instructions for a caller that uses each number once. The alignment is at most
-/// default_alignment.
+/// The same, computed where it is used: fewer instructions for a caller that uses each number once. The
+/// alignment is at most default_alignment.
 struct lazy_block_size {
   std::size_t asked;
 
@@ -7791,15 +7901,15 @@ struct lazy_block_size {
   [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return align_up(asked, range_grain); }
 };
 
-/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and sized deallocation
-/// agree without a lookup.
+/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and
+/// sized deallocation agree without a lookup.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr std::size_t rounded_bytes(std::size_t bytes,
                                                                      std::size_t alignment) noexcept {
   return bytes == 0 ? 0 : block_size(bytes, alignment).bytes;
 }
 
-/// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their gradients, start on a
-/// multiple if possible: then the free memory next to them is whole granules.
+/// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their
+/// gradients, start on a multiple if possible: then the free memory next to them is whole granules.
 inline constexpr std::size_t usual_granule = 2_MiB;
 
 static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
@@ -7812,26 +7922,31 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class tracked_layer;
 
-/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and large ones.
+/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and
+/// large ones.
 ///
-/// A read contains each call that ended before it began, and may contain calls in progress, also in part. It is never negative, and exact
-/// while no call is in progress.
+/// A read contains each call that ended before it began, and may contain calls in progress, also in part. It
+/// is never negative, and exact while no call is in progress.
 struct tracked {
-  /// By how many bytes a peak may be off for each thread: at most n * peak_error bytes above or below the exact one, and n * max(1,
-  /// peak_error / 1024) blocks, for the n threads, at most 32, that have counted since the peak was reset or the high_water_mark began. It
-  /// is exact if no call was in progress then and no two calls have overlapped since: with one thread, and with threads that take turns.
+  /// By how many bytes a peak may be off for each thread: at most n * peak_error bytes above or below the
+  /// exact one, and n * max(1, peak_error / 1024) blocks, for the n threads, at most 32, that have counted
+  /// since the peak was reset or the high_water_mark began. It is exact if no call was in progress then and
+  /// no two calls have overlapped since: with one thread, and with threads that take turns.
   ///
-  /// 0: always exact. Each call is counted under one lock, which 16 threads that do nothing but allocate wait for.
+  /// 0: always exact. Each call is counted under one lock, which 16 threads that do nothing but allocate wait
+  /// for.
   std::size_t peak_error = 1_MiB;
 
   template <class Upstream>
   using layer = tracked_layer<Upstream>;
 };
 
-/// A block is counted before its address is returned and uncounted before it is freed, so an address that another thread gets at once
-/// is never counted twice. No call waits for another thread's, except for a lock that is held for less than a microsecond. To count a
-/// call is O(1), and O(peak scopes) where a peak rises. Of several layers over one pool, each counts as active all deferred blocks of the pool. A block that is deferred first
-/// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
+/// A block is counted before its address is returned and uncounted before it is freed, so an address that
+/// another thread gets at once is never counted twice. No call waits for another thread's, except for a lock
+/// that is held for less than a microsecond. To count a call is O(1), and O(peak scopes) where a peak rises.
+/// Of several layers over one pool, each counts as active all deferred blocks of the pool. A block that is
+/// deferred first stops being allocated, within its deallocation: for that moment, another thread may see it
+/// as neither.
 template <class Upstream>
 class tracked_layer {
  public:
@@ -7968,17 +8083,17 @@ class tracked_layer {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/pool/pool_state.hpp
-// The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets of totals and reports read
-// the table pool_numbers: a new number is a member of pool_state, a row below, and a line where it is counted; a new peak also one in
-// reset_peaks() (pool_statistics.hpp).
+// The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets of
+// totals and reports read the table pool_numbers: a new number is a member of pool_state, a row below, and a
+// line where it is counted; a new peak also one in reset_peaks() (pool_statistics.hpp).
 
 #include <cstddef>
 
 namespace TARN_NAMESPACE {
 
-/// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in handles, or in a
-/// segment, that they do not fill. Counted at the end of each call that reaches the pool's shared part. Blocks in threads'
-/// magazines and free blocks of a run are excluded.
+/// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in
+/// handles, or in a segment, that they do not fill. Counted at the end of each call that reaches the pool's
+/// shared part. Blocks in threads' magazines and free blocks of a run are excluded.
 struct split_ranges {
   stat blocks;  ///< free ranges with such a part
   stat bytes;   ///< in those parts
@@ -7994,8 +8109,8 @@ struct pool_totals {
   std::size_t host_waits = 0;
 };
 
-/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one may also
-/// serve the other.
+/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle
+/// of one may also serve the other.
 struct pool_part {
   stat reserved;                         ///< bytes held from the driver
   stat handles;                          ///< physical handles, or segments, held
@@ -8029,9 +8144,9 @@ struct pool_state {
   std::size_t ooms = 0;           ///< out_of_memory thrown
   std::size_t host_waits = 0;     ///< times the host waited for a stream
   std::size_t device_waits = 0;   ///< times a stream was made to wait for another stream
-  /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1 MiB, up to 260 for
-  /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
-  /// size, however many calls are made (tests/pool/growth.cpp).
+  /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1
+  /// MiB, up to 260 for a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large
+  /// blocks. Constant at constant live size, however many calls are made (tests/pool/growth.cpp).
   std::size_t host_bytes = 0;
   pool_part smaller;  ///< the part of the above for blocks up to 1 MiB
   pool_part larger;   ///< for larger blocks
@@ -8100,7 +8215,8 @@ inline void add(pool_part& a, pool_part const& b) noexcept {
   add(a.split, b.split);
 }
 
-/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at different times.
+/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at
+/// different times.
 [[nodiscard]] inline pool_state sum_of_states(pool_state a, pool_state const& b) noexcept {
   for (pool_number const& n : pool_numbers) {
     std::size_t& sum = a.*n.value;
@@ -8242,13 +8358,15 @@ concept erasable =
 
 }  // namespace detail
 
-/// A shared handle to a pool of any type that has a `tracked` layer, as `cuda::mr::any_resource` is one to any resource:
-/// `void solve(tarn::any_resource memory, tarn::stream_ref stream);` is called with a device_pool or another stack. It holds the pool; a
-/// copy is the same pool, and one atomic increment. Owners, containers, peak_scope, empty_cache() and the statistics take it as they take
-/// the pool; what needs the pool's own type does not compile: sleep, compact, snapshots, graph_memory, sharing, reservations.
-/// Equal handles are handles to the same pool. A default-constructed or moved-from handle is empty, and may be assigned, copied,
-/// compared or destroyed. Thread-safe as the pool is. A call costs one virtual call more than the pool's own: 354
-/// instructions for an allocation and its free instead of 333 (bench/results/instructions.json).
+/// A shared handle to a pool of any type that has a `tracked` layer, as `cuda::mr::any_resource` is one to
+/// any resource: `void solve(tarn::any_resource memory, tarn::stream_ref stream);` is called with a
+/// device_pool or another stack. It holds the pool; a copy is the same pool, and one atomic increment.
+/// Owners, containers, peak_scope, empty_cache() and the statistics take it as they take the pool; what needs
+/// the pool's own type does not compile: sleep, compact, snapshots, graph_memory, sharing, reservations.
+/// Equal handles are handles to the same pool. A default-constructed or moved-from handle is empty, and may
+/// be assigned, copied, compared or destroyed. Thread-safe as the pool is. A call costs one virtual call more
+/// than the pool's own: 354 instructions for an allocation and its free instead of 333
+/// (bench/results/instructions.json).
 /// @tparam Properties  what may access the memory: device_accessible, host_accessible or both
 template <class Driver, class... Properties>
 class basic_any_resource : public call_names<basic_any_resource<Driver, Properties...>> {
@@ -8347,18 +8465,19 @@ static_assert(resource<any_resource>);
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/policy/device_pool.hpp
-// device_pool: the stack that most programs need: pages of the device, pooled, with statistics. A call goes through
-// core/shared_resource.hpp and policy/tracked.hpp to pool/pool.hpp, which lists the files behind it.
+// device_pool: the stack that most programs need: pages of the device, pooled, with statistics. A call goes
+// through core/shared_resource.hpp and policy/tracked.hpp to pool/pool.hpp, which lists the files behind it.
 
 // ---- tarn/policy/pooled.hpp
-// pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited | pooled` bounds
-// reserved bytes. Its options are in pool/options.hpp.
+// pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited |
+// pooled` bounds reserved bytes. Its options are in pool/options.hpp.
 
 #include <concepts>
 #include <utility>
 
 // ---- tarn/pool/options.hpp
-// pooled: the options of a pool, which compose it with a source (policy/pooled.hpp). The defaults suit all recorded traces.
+// pooled: the options of a pool, which compose it with a source (policy/pooled.hpp). The defaults suit all
+// recorded traces.
 
 #include <cstddef>
 
@@ -8376,25 +8495,30 @@ enum class handles_per_block {
   one   ///< one, as a cudaMalloc block: for libraries that look only at the first handle of a block
 };
 
-/// When a pool asks CUDA whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be handed
-/// out while the graph is replayed. In a capture_scope it is deferred until the graph's owner ends; in another capture until the pool
-/// ends. Such a block counts as active (memory_stats), and each capture takes new memory: open a capture_scope where graphs are
-/// captured again and again. record_stream() with the stream of a capture without a scope throws cuda_error (code 900). The end of a
+/// When a pool asks CUDA whether the stream of a call is captured into a graph. A block that is freed inside
+/// a capture must not be handed out while the graph is replayed. In a capture_scope it is deferred until the
+/// graph's owner ends; in another capture until the pool ends. Such a block counts as active (memory_stats),
+/// and each capture takes new memory: open a capture_scope where graphs are captured again and again.
+/// record_stream() with the stream of a capture without a scope throws cuda_error (code 900). The end of a
 /// pool with such blocks waits for the device, which invalidates captures that have no scope.
 ///
-/// Not asked are the legacy default stream, which is never captured, and a bare handle: the pool asks CUDA for its identity at each
-/// call, which CUDA refuses for a captured stream without a scope (code 900), and which invalidates the capture. The driver must not be
-/// asked about a stream that may be destroyed. So a capture without a scope is not noticed when an owner frees a block on
+/// Not asked are the legacy default stream, which is never captured, and a bare handle: the pool asks CUDA
+/// for its identity at each call, which CUDA refuses for a captured stream without a scope (code 900), and
+/// which invalidates the capture. The driver must not be asked about a stream that may be destroyed. So a
+/// capture without a scope is not noticed when an owner frees a block on
 ///   - a stream that tarn did not make (tarn::stream does), or that a plug-in with a copy of tarn of its own made, and whose identity
 ///     was noted before the capture, by the owner or by tarn::identified;
 ///   - the default stream of another thread;
 ///   - a stream in whose place in the list of made streams eight others live already (4,096 are listed).
-/// deallocate_sync() names no stream. An owner may free on a stream that was destroyed before, but not while it is destroyed.
+/// deallocate_sync() names no stream. An owner may free on a stream that was destroyed before, but not while
+/// it is destroyed.
 enum class capture_watch {
-  /// At each deallocation on a stream of known identity: 17 to 29 ns (H100, 1 to 16 threads that ask). An allocation makes no driver
+  /// At each deallocation on a stream of known identity: 17 to 29 ns (H100, 1 to 16 threads that ask). An
+  /// allocation makes no driver
   /// call. Inside a capture it may return what its stream freed before: launch the graph after that work.
   at_frees,
-  /// Only in threads that have opened a capture_scope: warm calls on streams of known identity make no driver call. The caller promises
+  /// Only in threads that have opened a capture_scope: warm calls on streams of known identity make no driver
+  /// call. The caller promises
   /// that other captures free no blocks of the pool that their graphs use.
   in_scopes,
   /// Also at each allocation, which is refused in a capture without a scope. No warm path.
@@ -8404,29 +8528,33 @@ enum class capture_watch {
 template <class Upstream>
 class pooled_layer;
 
-/// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults suit all recorded traces.
+/// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults suit all recorded
+/// traces.
 struct pooled {
-  /// Whether free handles may be remapped next to each other at a second address. With `off`, a second pass over the same work
-  /// makes no driver call, at the cost of more reserved memory.
+  /// Whether free handles may be remapped next to each other at a second address. With `off`, a second pass
+  /// over the same work makes no driver call, at the cost of more reserved memory.
   remapping remap = remapping::when_tight;
-  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are remapped for a request
-  /// above 8 MiB; five to eight times as far for smaller ones, see slack_of() in pool/pages/growth.hpp.
+  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
+  /// remapped for a request above 8 MiB; five to eight times as far for smaller ones, see slack_of() in
+  /// pool/pages/growth.hpp.
   unsigned slack_per_mille = 9;
-  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from the memory that is
-  /// left, see pool/pages/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from
+  /// the memory that is left, see pool/pages/growth.hpp. Smaller ones waste less and cost more driver calls:
+  /// bench/results/frontier.txt.
   std::size_t largest_handle = 0;
-  /// Reserved bytes that the pool never gives back by itself. Beyond them it gives free handles back once the live peak has stayed
-  /// lower for long: pool/arena/live_window.hpp says when. With the largest std::size_t it gives back only what trim() or empty_cache()
-  /// asks for, and what other pools lack.
+  /// Reserved bytes that the pool never gives back by itself. Beyond them it gives free handles back once the
+  /// live peak has stayed lower for long: pool/arena/live_window.hpp says when. With the largest std::size_t
+  /// it gives back only what trim() or empty_cache() asks for, and what other pools lack.
   std::size_t release_threshold = std::size_t{128} << 20;
   /// When the pool looks for captures that no capture_scope announces.
   capture_watch captures = capture_watch::at_frees;
-  /// With `one`, each block lies within one handle: free neighbours in two handles are not joined, free handles are not remapped, and
-  /// `largest_handle` has no effect. Does nothing where the pool has plain blocks.
+  /// With `one`, each block lies within one handle: free neighbours in two handles are not joined, free
+  /// handles are not remapped, and `largest_handle` has no effect. Does nothing where the pool has plain
+  /// blocks.
   ///
-  /// The pool then wastes more: utilisation of ten recorded traces 0.73 to 0.89 instead of 0.94 to 0.99, and 0.80 to 0.89 instead of
-  /// 0.95 to 0.99 without the one of cupy (bench/results/frontier.txt).
-  /// So allocate what is sent from a second pool with this option, and the rest from one without it.
+  /// The pool then wastes more: utilisation of ten recorded traces 0.73 to 0.89 instead of 0.94 to 0.99, and
+  /// 0.80 to 0.89 instead of 0.95 to 0.99 without the one of cupy (bench/results/frontier.txt). So allocate
+  /// what is sent from a second pool with this option, and the rest from one without it.
   handles_per_block handles = handles_per_block::any;
 
   template <class Upstream>
@@ -8441,7 +8569,8 @@ namespace detail {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/pool/pool.hpp
-// The pool: stream-ordered allocation from cached memory. The files of an allocation, in the order of its steps:
+// The pool: stream-ordered allocation from cached memory. The files of an allocation, in the order of its
+// steps:
 //
 //   0 core/shared_resource.hpp, policy/tracked.hpp   how a call on device_pool comes here: allocate_sized()
 //   1 arena/size_class.hpp   the request is rounded to a size class, or to 512 bytes; block_request.hpp
@@ -8455,17 +8584,19 @@ namespace detail {
 //                            page_views.hpp); over blocks: pages/segment_growth.hpp
 //   5 source/cuda_pages.hpp  pages by calls of driver/cuda_driver.hpp
 //
-// deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are over (deferred_blocks.hpp).
-// Calls on a stream that is captured into a graph go to graph/. inspection/ is for tools and snapshots, and empty otherwise.
+// deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are
+// over (deferred_blocks.hpp). Calls on a stream that is captured into a graph go to graph/. inspection/ is
+// for tools and snapshots, and empty otherwise.
 //
-// What a program no longer needs goes back to the driver once the live peak has fallen: arena/live_window.hpp.
+// What a program no longer needs goes back to the driver once the live peak has fallen:
+// arena/live_window.hpp.
 //
 // Over 400 lines: each call that a pool has is here, with its contract.
 //
-// Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/1024 of the reserved memory, or
-// one thread alone allocates, they are emptied before a pool that is no longer small grows. Reserved memory stays within the live
-// peak plus the slack of the requests (slack_of() in pages/growth.hpp) while whole free handles suffice. Host memory is 64 bytes
-// per range.
+// Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/1024 of
+// the reserved memory, or one thread alone allocates, they are emptied before a pool that is no longer small
+// grows. Reserved memory stays within the live peak plus the slack of the requests (slack_of() in
+// pages/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
 
 #include <concepts>
 #include <cstddef>
@@ -8481,9 +8612,10 @@ namespace detail {
 //
 
 // ---- tarn/pool/arena/hot_mutex.hpp
-// The arena's mutex, which spins for about a microsecond before it sleeps. It is held for tens of nanoseconds, far less than
-// putting a thread to sleep and waking it costs. One word and one inlined atomic operation each way: half the cost of
-// std::mutex without contention. (Drepper, "Futexes are tricky", 2011, mutex 2.)
+// The arena's mutex, which spins for about a microsecond before it sleeps. It is held for tens of
+// nanoseconds, far less than putting a thread to sleep and waking it costs. One word and one inlined atomic
+// operation each way: half the cost of std::mutex without contention. (Drepper, "Futexes are tricky", 2011,
+// mutex 2.)
 
 #include <atomic>
 #include <cstdint>
@@ -8581,8 +8713,8 @@ class hot_lock {
   hot_mutex& mutex_;
 };
 
-/// A parameter of functions that may release the lock. Callers write `may_release(held)`; such a call invalidates everything
-/// they looked up before it.
+/// A parameter of functions that may release the lock. Callers write `may_release(held)`; such a call
+/// invalidates everything they looked up before it.
 class may_release {
  public:
   explicit may_release(hot_lock& held) noexcept : held_(&held) {}
@@ -8594,7 +8726,8 @@ class may_release {
   hot_lock* held_;
 };
 
-/// Releases the lock for its scope, for driver calls and other locks; takes it again at the end, also after an exception.
+/// Releases the lock for its scope, for driver calls and other locks; takes it again at the end, also after
+/// an exception.
 class [[nodiscard]] unlocked {
  public:
   explicit unlocked(may_release hot, source_location where = source_location::current()) noexcept
@@ -8611,13 +8744,14 @@ class [[nodiscard]] unlocked {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/cache/front.hpp
-// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
-// stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
-// and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
+// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a
+// driver call. For each stream that it uses, a thread has magazines of free blocks and one large block
+// (magazine.hpp). A cache is made on first use and returned to the heap when the thread or the pool ends, or
+// when another thread needs the memory.
 //
-// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
-// (owner_lock.hpp). The list of caches has a mutex, which a visitor holds, too: there is one at a time. It is taken after the growth
-// lock and before the hot lock.
+// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it
+// with a barrier (owner_lock.hpp). The list of caches has a mutex, which a visitor holds, too: there is one
+// at a time. It is taken after the growth lock and before the hot lock.
 //
 // Over 400 lines: what the owner of a cache and what other threads do with it belong together.
 
@@ -8628,8 +8762,8 @@ class [[nodiscard]] unlocked {
 #include <utility>
 
 // ---- tarn/core/counted.hpp
-// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces std::shared_ptr
-// without including <memory> (see owned).
+// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces
+// std::shared_ptr without including <memory> (see owned).
 
 #include <atomic>
 #include <cstdint>
@@ -8672,14 +8806,15 @@ class counted {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/block_request.hpp
-// A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder use.
+// A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder
+// use.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/arena/range.hpp
-// A range: a piece of address space that is live, free, a view or a hole. Ranges tile the reserved address space; their nodes
-// are in host memory, because the host cannot write links into device memory.
+// A range: a piece of address space that is live, free, a view or a hole. Ranges tile the reserved address
+// space; their nodes are in host memory, because the host cannot write links into device memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -8724,8 +8859,8 @@ struct range {
   range_ref bin_previous = 0;  ///< neighbours in the index's bin
   range_ref bin_next = 0;
   range_ref chain = 0;  ///< next piece of a live block in pieces
-  /// In the first piece of a live block: the view it is mapped in. In an indexed free range: the bytes that the arena counts as
-  /// split, in units of range_grain. Otherwise 0.
+  /// In the first piece of a live block: the view it is mapped in. In an indexed free range: the bytes that
+  /// the arena counts as split, in units of range_grain. Otherwise 0.
   std::uint32_t view_or_split = 0;
   std::uint32_t segment = 0;  ///< index of the upstream block, for pools over blocks
   domain_ref domain = neutral;
@@ -8794,16 +8929,16 @@ class range_table {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/arena/run.hpp
-// Runs: ranges divided into equal small blocks, each with a bitmap on the host. A block's run is found by the 64 KiB frame that
-// contains it, so runs start on a frame and consist of whole frames.
+// Runs: ranges divided into equal small blocks, each with a bitmap on the host. A block's run is found by the
+// 64 KiB frame that contains it, so runs start on a frame and consist of whole frames.
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/core/address_map.hpp
-// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to Value{} marks
-// an empty slot.
+// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to
+// Value{} marks an empty slot.
 
 #include <cstddef>
 #include <cstdint>
@@ -8814,7 +8949,8 @@ namespace TARN_NAMESPACE::detail {
 template <class Value>
 class address_map {
  public:
-  /// Reserves room so that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has changed
+  /// Reserves room so that `count` entries can be added without allocating. @throws std::bad_alloc, nothing
+  /// has changed
   void make_room(std::size_t count) {
     if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
     if ((size_ + count) * 2 <= entries_.size()) return;
@@ -8870,7 +9006,8 @@ class address_map {
     return value;
   }
 
-  /// Calls `call(key, value)` for each entry, in unspecified order; `call` must not change the map. O(capacity).
+  /// Calls `call(key, value)` for each entry, in unspecified order; `call` must not change the map.
+  /// O(capacity).
   template <class Call>
   void for_each(Call const& call) const {
     for (entry const& e : entries_) {
@@ -8887,8 +9024,8 @@ class address_map {
     Value value{};
   };
   [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
-  /// The first slot of a key's probe sequence: the upper bits of its product with 2^64 / golden ratio, which spreads close and
-  /// distant keys equally well (Knuth, The Art of Computer Programming, volume 3, 6.4).
+  /// The first slot of a key's probe sequence: the upper bits of its product with 2^64 / golden ratio, which
+  /// spreads close and distant keys equally well (Knuth, The Art of Computer Programming, volume 3, 6.4).
   [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
     return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
   }
@@ -8905,7 +9042,8 @@ namespace TARN_NAMESPACE::detail {
 
 inline constexpr std::size_t frame_bytes = 64_KiB;
 
-/// Bytes of a run: one frame if that holds 16 blocks or more, otherwise four. A partly filled run wastes at most that.
+/// Bytes of a run: one frame if that holds 16 blocks or more, otherwise four. A partly filled run wastes at
+/// most that.
 [[nodiscard]] constexpr std::size_t run_bytes(unsigned size_class) noexcept {
   return class_bytes(size_class) <= 4_KiB ? frame_bytes : 4 * frame_bytes;
 }
@@ -9098,8 +9236,8 @@ struct block_batch {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/cache/magazine.hpp
-// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and makes no driver
-// call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
+// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and
+// makes no driver call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
 
 #include <cstddef>
 #include <cstdint>
@@ -9121,26 +9259,29 @@ struct magazine {
   }
 };
 
-/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
-/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth, once in 120. All magazines of
-/// one stream on one thread together hold at most 104 MiB; what is too much of the pool is returned before it grows (ladder.hpp).
+/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that
+/// replaces blocks at random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB
+/// worth, once in 120. All magazines of one stream on one thread together hold at most 104 MiB; what is too
+/// much of the pool is returned before it grows (ladder.hpp).
 [[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
   std::size_t const fit = 1_MiB / class_bytes(size_class);
   return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
 }
 
-/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates at the boundary
-/// does not reach the arena every time.
+/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
+/// at the boundary does not reach the arena every time.
 [[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
   return magazine_capacity(size_class) / 2;
 }
 
-/// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers of a network repeat the
-/// sizes of their temporaries. Unlike `large_block` they stay while others are allocated, as long as the memory suffices: before the
-/// pool grows they go back, and the next blocks are not kept.
+/// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers
+/// of a network repeat the sizes of their temporaries. Unlike `large_block` they stay while others are
+/// allocated, as long as the memory suffices: before the pool grows they go back, and the next blocks are not
+/// kept.
 struct large_magazine {
   static constexpr std::uint32_t capacity = 8;
-  /// Blocks that are not kept after the memory was short. Returning all of them costs as much as 8 allocations from the heap.
+  /// Blocks that are not kept after the memory was short. Returning all of them costs as much as 8
+  /// allocations from the heap.
   static constexpr std::uint32_t pause = 32;
   struct entry {
     void* p = nullptr;
@@ -9190,12 +9331,13 @@ struct stream_cache {
   stream_id id = 0;
   stream_ref stream;
   std::uint64_t used = 0;  ///< the thread's count of stream changes when this one was last used
-  /// The last freed block above class_limit. Only one: it serves a loop that frees and allocates the same size again. Any other
-  /// request returns it to the heap first, so that large ranges coalesce as if it were not cached.
+  /// The last freed block above class_limit. Only one: it serves a loop that frees and allocates the same
+  /// size again. Any other request returns it to the heap first, so that large ranges coalesce as if it were
+  /// not cached.
   void* large_block = nullptr;
   std::size_t large_bytes = 0;
-  /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
-  /// temporary.
+  /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block
+  /// is not a temporary.
   void const* newest_large = nullptr;
   std::size_t newest_bytes = 0;
   large_magazine of_capture;  ///< empty unless the stream is captured
@@ -9227,7 +9369,8 @@ struct stream_cache {
     return sum;
   }
 
-  /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a magazine.
+  /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a
+  /// magazine.
   [[nodiscard]] bool open(unsigned size_class) noexcept {
     magazine& m = magazines[size_class];
     std::uint32_t const capacity = magazine_capacity(size_class);
@@ -9242,7 +9385,8 @@ struct stream_cache {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/cache/thread_cache.hpp
-// The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the pool ends.
+// The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the
+// pool ends.
 
 #include <atomic>
 #include <cstddef>
@@ -9251,9 +9395,9 @@ struct stream_cache {
 #include <utility>
 
 // ---- tarn/pool/arena/stream_order.hpp
-// Stream order: which stream may reuse which memory without synchronisation. Each stream has a domain: the free memory that its
-// own later work may take at once, with no driver call. Frees carry the domain's epoch; one event, recorded only when another
-// stream is short of memory, covers every epoch up to now.
+// Stream order: which stream may reuse which memory without synchronisation. Each stream has a domain: the
+// free memory that its own later work may take at once, with no driver call. Frees carry the domain's epoch;
+// one event, recorded only when another stream is short of memory, covers every epoch up to now.
 //
 //   stream A              pool                             stream B
 //   kernel uses p
@@ -9264,8 +9408,8 @@ struct stream_cache {
 //                           already complete?  -> p is neutral: every stream may take it
 //                           else B waits for the event (on the device) -> p joins B's domain
 //
-// From CUDA 12.5 on, one event marks the work of all streams of the device (order/mark_work.hpp). Blocks of a run that is partly in
-// use stay with their stream until it is swept (order/reclaim.hpp).
+// From CUDA 12.5 on, one event marks the work of all streams of the device (order/mark_work.hpp). Blocks of a
+// run that is partly in use stay with their stream until it is swept (order/reclaim.hpp).
 
 #include <atomic>
 #include <cstddef>
@@ -9274,10 +9418,11 @@ struct stream_cache {
 #include <utility>
 
 // ---- tarn/pool/arena/range_index.hpp
-// Free ranges by size, found in O(1) for any number of ranges. Two levels of bitmaps over bins, after TLSF (Masmano, Ripoll,
-// Crespo, Real, ECRTS 2004), with a short search inside a bin so that the fit is close to the best.
-// A range before a hole is taken only if no other range fits, whatever its size (wilderness preservation: Korn and Vo, 1985):
-// it can grow, and a second pass over the same requests, which finds it grown, then places every block as the first pass did.
+// Free ranges by size, found in O(1) for any number of ranges. Two levels of bitmaps over bins, after TLSF
+// (Masmano, Ripoll, Crespo, Real, ECRTS 2004), with a short search inside a bin so that the fit is close to
+// the best. A range before a hole is taken only if no other range fits, whatever its size (wilderness
+// preservation: Korn and Vo, 1985): it can grow, and a second pass over the same requests, which finds it
+// grown, then places every block as the first pass did.
 
 #include <bit>
 #include <cstddef>
@@ -9332,8 +9477,8 @@ class range_index {
     --count_;
   }
 
-  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address. Searches `limit`
-  /// ranges of a bin: a fitting range may be missed among more of similar size.
+  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address.
+  /// Searches `limit` ranges of a bin: a fitting range may be missed among more of similar size.
   [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes, std::size_t alignment,
                                std::size_t limit = search_limit) const noexcept {
     unsigned bin = bin_of(bytes);
@@ -9344,8 +9489,8 @@ class range_index {
     return ends_ != 0 ? best_of(table, ends_, bytes, alignment, limit) : 0;
   }
 
-  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, ranges before a hole last; f must not change
-  /// the index.
+  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, ranges before a hole last; f
+  /// must not change the index.
   template <class F>
   void for_each(range_table const& table, std::size_t bytes, F&& f) const {
     for (unsigned bin = next_bin(bin_of(bytes)); bin < bin_count; bin = next_bin(bin + 1)) {
@@ -9370,7 +9515,8 @@ class range_index {
     return bin < bin_count ? heads_[bin] : ends_;
   }
 
-  /// Bytes of the largest range; of more than largest_limit ranges of similar size, one of the largest: at most 6.25 % less. O(1)
+  /// Bytes of the largest range; of more than largest_limit ranges of similar size, one of the largest: at
+  /// most 6.25 % less. O(1)
   [[nodiscard]] std::size_t largest(range_table const& table) const noexcept {
     std::size_t most = 0;
     auto const look = [&](range_ref r) {
@@ -9447,7 +9593,8 @@ class range_index {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call the pool in a growth.
+/// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call
+/// the pool in a growth.
 class growth_lock {
  public:
   explicit growth_lock(recursive_fork_mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
@@ -9468,8 +9615,9 @@ namespace TARN_NAMESPACE::detail {
 /// The identity of "no stream": memory that nothing on the device uses (allocate_sync).
 inline constexpr stream_id neutral_id = ~stream_id{0};
 
-/// The identity that memory of a graph capture is kept under (pool/graph/): no stream has one with these two bits, see
-/// cuda_driver. Nothing is recorded on it and no other stream takes its memory. When the capture ends, its memory becomes neutral.
+/// The identity that memory of a graph capture is kept under (pool/graph/): no stream has one with these two
+/// bits, see cuda_driver. Nothing is recorded on it and no other stream takes its memory. When the capture
+/// ends, its memory becomes neutral.
 [[nodiscard]] constexpr stream_id capture_stream_id(std::uint64_t number) noexcept {
   return stream_id{1} << 62 | number;
 }
@@ -9502,8 +9650,8 @@ struct stream_domain {
   std::uint32_t generation = 0;    ///< number of streams that had this place before
   range_index index[zone_count];
   run_list runs[run_class_count];
-  /// Blocks freed on this stream that were cut from another domain's run. This stream reuses them; they return to their runs
-  /// when the device has completed `foreign_epoch`.
+  /// Blocks freed on this stream that were cut from another domain's run. This stream reuses them; they
+  /// return to their runs when the device has completed `foreign_epoch`.
   sequence<void*> foreign[run_class_count];
   std::size_t foreign_count = 0;
   std::uint64_t foreign_epoch = 0;
@@ -9524,8 +9672,9 @@ struct stream_domain {
   }
   /// Whether the device has completed the uses of all that was freed here.
   [[nodiscard]] bool is_completed() const noexcept { return freed <= completed; }
-  /// Whether nothing is left of it; its stream gets a new domain if it is used again. Work not known to be complete counts as
-  /// left: views may be marked with it, and completed marks of the next stream in its place would be mistaken for its own.
+  /// Whether nothing is left of it; its stream gets a new domain if it is used again. Work not known to be
+  /// complete counts as left: views may be marked with it, and completed marks of the next stream in its
+  /// place would be mistaken for its own.
   [[nodiscard]] bool is_empty() const noexcept {
     return !climbing && id != 0 && id != neutral_id && is_completed() && !has_free() && holds_no_run();
   }
@@ -9537,8 +9686,9 @@ struct stream_domain {
   std::uint64_t mark() noexcept { return freed = epoch; }
 };
 
-/// A part of the heap: whole handles, or segments, that serve some requests alone. All memory is common, unless it is one of the two
-/// parts that the owner of a graph memory has (pool/graph/). Free memory moves between parts by whole handles whose work is complete.
+/// A part of the heap: whole handles, or segments, that serve some requests alone. All memory is common,
+/// unless it is one of the two parts that the owner of a graph memory has (pool/graph/). Free memory moves
+/// between parts by whole handles whose work is complete.
 struct heap_part {
   domain_ref neutral_domain = neutral;
   domain_ref first = neutral;  ///< of the domains of its streams
@@ -9555,14 +9705,16 @@ struct heap_part {
   std::size_t live_in_views = 0;  ///< blocks
 };
 
-/// The domains of a pool by stream identity and part. Protected by the arena's lock; a domain is forgotten only under the growth lock,
-/// too, so that a climbing thread may keep its index while the arena's lock is released.
+/// The domains of a pool by stream identity and part. Protected by the arena's lock; a domain is forgotten
+/// only under the growth lock, too, so that a climbing thread may keep its index while the arena's lock is
+/// released.
 ///
-/// The end of a thread, and of its default stream, is not reported. Therefore the pool sweeps the domains when there are many
-/// (sweep() in reclaim.hpp): it forgets a domain that no thread has looked up since the last sweep and whose work is complete.
-/// If its stream still exists, it gets a new domain on its next use. The next sweep comes after as many new streams as the last
-/// one queried the driver about without success, or an eighth of those left if that is more. Its cost per new stream is thus
-/// constant, and the number of domains is bounded by the streams that are used between two sweeps or that hold something.
+/// The end of a thread, and of its default stream, is not reported. Therefore the pool sweeps the domains
+/// when there are many (sweep() in reclaim.hpp): it forgets a domain that no thread has looked up since the
+/// last sweep and whose work is complete. If its stream still exists, it gets a new domain on its next use.
+/// The next sweep comes after as many new streams as the last one queried the driver about without success,
+/// or an eighth of those left if that is more. Its cost per new stream is thus constant, and the number of
+/// domains is bounded by the streams that are used between two sweeps or that hold something.
 class stream_table {
  public:
   /// No sweep before this many new streams.
@@ -9580,7 +9732,8 @@ class stream_table {
   [[nodiscard]] heap_part const& part(part_ref p) const noexcept { return parts_[p]; }
   [[nodiscard]] heap_part& part_of(domain_ref d) noexcept { return parts_[domains_[d]->part]; }
   [[nodiscard]] heap_part const& part_of(domain_ref d) const noexcept { return parts_[domains_[d]->part]; }
-  /// Calls f(part_ref) for each part whose free handles another one may take: the common part, and the other one of its owner.
+  /// Calls f(part_ref) for each part whose free handles another one may take: the common part, and the other
+  /// one of its owner.
   template <class F>
   void for_each_source(part_ref taker, F const& f) const {
     f(common);
@@ -9591,7 +9744,8 @@ class stream_table {
   /// Whether there are others than the common one. Needs no lock.
   [[nodiscard]] bool has_parts() const noexcept { return parts_in_use_.load(std::memory_order_relaxed) != 0; }
 
-  /// Makes a part without memory. @throws std::bad_alloc, nothing has changed: also if there are 65,534 already
+  /// Makes a part without memory. @throws std::bad_alloc, nothing has changed: also if there are 65,534
+  /// already
   [[nodiscard]] part_ref make_part(std::uint64_t owner, bool keeps_addresses) {
     part_ref made = 1;
     if (parts_in_use_ + 1 == parts_.size()) {
@@ -9627,9 +9781,10 @@ class stream_table {
 
   // ---- domains
 
-  /// The domain of a stream in a part, made on first use. A handle that returns with a higher identity (they are counted up) means that
-  /// its former stream was destroyed; a thread may still return blocks that it cached for that stream. O(1); in
-  /// another part than the common one O(streams that use it), unless the stream was looked up of late. @throws std::bad_alloc, nothing has changed
+  /// The domain of a stream in a part, made on first use. A handle that returns with a higher identity (they
+  /// are counted up) means that its former stream was destroyed; a thread may still return blocks that it
+  /// cached for that stream. O(1); in another part than the common one O(streams that use it), unless the
+  /// stream was looked up of late. @throws std::bad_alloc, nothing has changed
   [[nodiscard]] TARN_ALWAYS_INLINE domain_ref get(stream_id id, stream_ref stream, part_ref part = common) {
     domain_ref& recent = recent_[id % recent_count];
     if (domains_[recent]->id != id || domains_[recent]->part != part) [[unlikely]]
@@ -9649,13 +9804,15 @@ class stream_table {
     return d;
   }
 
-  /// Calls f(domain_ref) for each domain whose memory a stream may take: its own, and the neutral one of its part.
+  /// Calls f(domain_ref) for each domain whose memory a stream may take: its own, and the neutral one of its
+  /// part.
   template <class F>
   void for_each_usable(domain_ref taker, F const& f) const {
     f(taker);
     if (!domains_[taker]->is_neutral()) f(domains_[taker]->neutral_domain);
   }
-  /// Calls f(domain_ref) for each stream of a part. Under the growth lock, f may release the arena's lock, and forget the domain.
+  /// Calls f(domain_ref) for each stream of a part. Under the growth lock, f may release the arena's lock,
+  /// and forget the domain.
   template <class F>
   void for_each_in(part_ref part, F const& f) const {
     for (domain_ref d = parts_[part].first; d != neutral;) {
@@ -9672,8 +9829,9 @@ class stream_table {
     }
   }
 
-  /// Forgets an empty domain; its place is reused. Epochs continue counting, so that an old mark is never mistaken for a new
-  /// one. Runs that are wholly handed out keep its index and generation: they are neutral from now on.
+  /// Forgets an empty domain; its place is reused. Epochs continue counting, so that an old mark is never
+  /// mistaken for a new one. Runs that are wholly handed out keep its index and generation: they are neutral
+  /// from now on.
   void forget(growth_lock const&, domain_ref d) noexcept {
     stream_domain& domain = *domains_[d];
     domain_ref& first = parts_[domain.part].first;
@@ -9821,14 +9979,16 @@ class stream_table {
   std::size_t in_use_ = 0;
   std::size_t sweep_at_ = sweep_from;
   std::atomic<bool> crowded_{false};
-  /// The last place of an identity's domain; identities are consecutive. A wrong entry is detected by its identity.
+  /// The last place of an identity's domain; identities are consecutive. A wrong entry is detected by its
+  /// identity.
   domain_ref recent_[recent_count] = {};
 };
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/cache/owner_lock.hpp
-// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to flush the data) and
-// pay for both sides: they make every core execute a barrier (Linux membarrier), so that the owner does not have to.
+// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to
+// flush the data) and pay for both sides: they make every core execute a barrier (Linux membarrier), so that
+// the owner does not have to.
 //
 //   owner                         visitor (one at a time)
 //   busy = 1                      wanted = 1 (at every lock it will visit)
@@ -9837,11 +9997,13 @@ class stream_table {
 //   ... data ...                  ... data ...
 //   busy = 0 (release)            wanted = 0 (release)
 //
-// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of wanted follows the
-// barrier and reads the visitor's store. Without membarrier the owner executes the fence itself.
+// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of
+// wanted follows the barrier and reads the visitor's store. Without membarrier the owner executes the fence
+// itself.
 //
-// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path; enter() still enters it.
-// A visitor closes it for all calls when it leaves (the pool sleeps); the owner watches its own calls (it captures a graph).
+// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path;
+// enter() still enters it. A visitor closes it for all calls when it leaves (the pool sleeps); the owner
+// watches its own calls (it captures a graph).
 
 #include <atomic>
 #include <cstdint>
@@ -9853,10 +10015,11 @@ class stream_table {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
-/// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
-/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have. A forked
-/// child asks again: not every kernel keeps the registration.
+/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a
+/// process that already has threads, registering waits for all of them to pass the scheduler, 17 ms on a
+/// machine of 16 cores with CUDA running. Not a static with a guard: a child forked meanwhile would wait for
+/// the registering thread, which it does not have. A forked child asks again: not every kernel keeps the
+/// registration.
 inline bool has_remote_barrier() noexcept {
 #if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
   static constinit std::atomic<std::int64_t> answer{0};  // the number of the process; below zero: no
@@ -9896,14 +10059,15 @@ class owner_lock {
   }
   TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
 
-  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors exclude one another
-  /// with a lock of their own.
+  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors
+  /// exclude one another with a lock of their own.
   void announce() noexcept { wanted_.fetch_or(visitor, std::memory_order_seq_cst); }
   [[nodiscard]] bool is_announced() const noexcept {
     return (wanted_.load(std::memory_order_relaxed) & visitor) != 0;
   }
-  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a remote_barrier() after the
-  /// first one, and then visit(), which waits for an owner that had entered before.
+  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a
+  /// remote_barrier() after the first one, and then visit(), which waits for an owner that had entered
+  /// before.
   void watch() noexcept { wanted_.fetch_or(watched, std::memory_order_seq_cst); }
   void end_watch() noexcept { wanted_.fetch_and(~watched, std::memory_order_release); }
   [[nodiscard]] bool is_watched() const noexcept {
@@ -9920,8 +10084,8 @@ class owner_lock {
     end_visit();
   }
   void open_again() noexcept { wanted_.fetch_and(~closed, std::memory_order_release); }
-  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
-  /// exist in the child.
+  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back,
+  /// and does not exist in the child.
   void forget_owner() noexcept { busy_.store(0, std::memory_order_relaxed); }
 
  private:
@@ -9952,15 +10116,16 @@ class owner_lock {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
-/// and small enough to search: 64 compares when the stream changes.
+/// Number of streams per thread with magazines; the least recently used one is evicted. It is more than
+/// programs use at a time and small enough to search: 64 compares when the stream changes.
 inline constexpr std::size_t cached_streams = 64;
 
 /// The blocks that one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
 struct alignas(cache_line_bytes) thread_cache {
   owner_lock lock;
   stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one, too
-  /// Written by the owner thread, read by any: bytes and blocks that this thread allocated less those it freed.
+  /// Written by the owner thread, read by any: bytes and blocks that this thread allocated less those it
+  /// freed.
   std::atomic<std::int64_t> live_bytes{0};
   std::atomic<std::int64_t> live_blocks{0};
   /// Bytes in the magazines; other threads read it to decide whether to visit.
@@ -9968,8 +10133,8 @@ struct alignas(cache_line_bytes) thread_cache {
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
   unsigned watches = 0;                    ///< open captures of this thread; under the mutex of the list
   std::uint64_t serial = 0;                ///< never reused, unlike the address
-  /// The stream of a capture that this thread has opened, so that its calls find it without a lock; unknown_id if none. Set by the owner
-  /// thread, which reads the others only for calls on that stream.
+  /// The stream of a capture that this thread has opened, so that its calls find it without a lock;
+  /// unknown_id if none. Set by the owner thread, which reads the others only for calls on that stream.
   std::atomic<stream_id> captured_stream{stream_ref::unknown_id};
   std::atomic<stream_id> captured_as{0};  ///< the identity that the capture gives the stream
   std::atomic<void*> capture_owner{nullptr};
@@ -9987,8 +10152,9 @@ struct alignas(cache_line_bytes) thread_cache {
   [[nodiscard]] bool may_have(stream_id id) const noexcept {
     return (stream_bits.load(std::memory_order_seq_cst) & bit_of(id)) != 0;
   }
-  /// Announces that the owner thread will make the cache of a stream, before it looks whether the stream is captured. A thread that
-  /// opens a capture does the opposite, with a fence in between: one of the two sees the other.
+  /// Announces that the owner thread will make the cache of a stream, before it looks whether the stream is
+  /// captured. A thread that opens a capture does the opposite, with a fence in between: one of the two sees
+  /// the other.
   void announce_stream(stream_id id) noexcept {
     stream_bits.fetch_or(bit_of(id), std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -10009,8 +10175,8 @@ struct alignas(cache_line_bytes) thread_cache {
     host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
 
-  /// Makes the cache of a stream unknown, so that it can be emptied; null if there is none. The object stays: its thread may be in
-  /// a call that uses it. Called inside the owner lock.
+  /// Makes the cache of a stream unknown, so that it can be emptied; null if there is none. The object stays:
+  /// its thread may be in a call that uses it. Called inside the owner lock.
   stream_cache* close(stream_id id) noexcept {
     for (auto& s : streams) {
       if (s->id != id) continue;
@@ -10022,8 +10188,9 @@ struct alignas(cache_line_bytes) thread_cache {
     return nullptr;
   }
 
-  /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to `oldest`, and the
-  /// caller must return its blocks to the heap. Called inside the owner lock. @throws std::bad_alloc, nothing has changed
+  /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to
+  /// `oldest`, and the caller must return its blocks to the heap. Called inside the owner lock. @throws
+  /// std::bad_alloc, nothing has changed
   stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
     for (auto& s : streams) {
       if (s->id != closed_id) continue;
@@ -10055,7 +10222,8 @@ struct alignas(cache_line_bytes) thread_cache {
  private:
   static constexpr stream_id closed_id = stream_ref::unknown_id;  ///< no call has it
 
-  /// Each capture has an identity of its own. They share a bit, so that its end visits only threads that took part in captures.
+  /// Each capture has an identity of its own. They share a bit, so that its end visits only threads that took
+  /// part in captures.
   [[nodiscard]] static std::uint64_t bit_of(stream_id id) noexcept {
     return std::uint64_t{1} << (is_capture_stream(id) ? 0 : id * 0x9E3779B97F4A7C15U >> 58);
   }
@@ -10082,10 +10250,11 @@ inline constinit std::atomic<std::uint32_t> next_pool_number{0};
 struct pool_link {
   fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
-  /// Takes back the cache of an ending thread; returns false while another thread visits the caches. Does not wait for that under the
-  /// mutex: the visitor may be ending a pool below this one, which takes the mutex.
+  /// Takes back the cache of an ending thread; returns false while another thread visits the caches. Does not
+  /// wait for that under the mutex: the visitor may be ending a pool below this one, which takes the mutex.
   bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
-  /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
+  /// The first slot of the table where threads look for their cache. Pools made one after another get
+  /// different slots.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
 };
 
@@ -10095,13 +10264,15 @@ struct local_cache {
 };
 inline constexpr local_cache no_local_cache{};
 
-/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns. Plain
-/// data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant place.
+/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory
+/// thread_exit owns. Plain data: it needs no construction and no guard. Before the first pool and after the
+/// thread's end it is one vacant place.
 struct local_cache_table {
   local_cache const* places = &no_local_cache;
   std::uint32_t mask = 0;  ///< number of places minus one
 
-  /// Null if the thread has no cache of that pool. One compare if no other pool of the thread has the same first place.
+  /// Null if the thread has no cache of that pool. One compare if no other pool of the thread has the same
+  /// first place.
   [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* find(pool_link const* link,
                                                       std::uint32_t number) const noexcept {
     local_cache const& first = places[number & mask];
@@ -10164,8 +10335,8 @@ class thread_exit {
   static constexpr std::size_t places_each = 4;
   static constexpr std::size_t least_places = 16;
 
-  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it
-  /// together with the mutex of its pool's list, and this thread holds that of another pool.
+  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending
+  /// thread holds it together with the mutex of its pool's list, and this thread holds that of another pool.
   [[nodiscard]] static bool is_gone(entry const& e) noexcept {
     return e.link->pool.load(std::memory_order_acquire) == nullptr;
   }
@@ -10182,7 +10353,8 @@ class thread_exit {
     sequence<local_cache> places;
     places.resize(count);
     for (entry const& e : left) place(places, e);
-    // Replace the table before `left` releases its links: the memory of a released link may become another pool's link.
+    // Replace the table before `left` releases its links: the memory of a released link may become another
+    // pool's link.
     local_caches = {places.begin(), static_cast<std::uint32_t>(count - 1)};
     places_.swap(places);
     entries_.swap(left);
@@ -10201,24 +10373,28 @@ class thread_exit {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/misuse_notes.hpp
-// Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler may use the pool.
+// Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler
+// may use the pool.
 
 #include <atomic>
 #include <cstdint>
 
 // ---- tarn/pool/arena/arena.hpp
-// The arena: every range the pool holds, its owner, and how ranges are split and coalesced. Pure bookkeeping: it never calls
-// the driver, so it is safe under the hot lock, and it does not depend on a source, so one test covers all of it.
+// The arena: every range the pool holds, its owner, and how ranges are split and coalesced. Pure bookkeeping:
+// it never calls the driver, so it is safe under the hot lock, and it does not depend on a source, so one
+// test covers all of it.
 //
-// Over 400 lines: a split or a free changes the range, its neighbours, the indexes and the counters in one step.
+// Over 400 lines: a split or a free changes the range, its neighbours, the indexes and the counters in one
+// step.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/arena/address_index.hpp
-// An index from an address to the range that covers it, in O(1) for ranges of any size. It stores for each granule the last
-// range that starts in it, and two levels of bitmaps to find the nearest lower granule with one.
+// An index from an address to the range that covers it, in O(1) for ranges of any size. It stores for each
+// granule the last range that starts in it, and two levels of bitmaps to find the nearest lower granule with
+// one.
 
 #include <bit>
 #include <cstddef>
@@ -10235,8 +10411,8 @@ class address_index {
   address_index& operator=(address_index const&) = delete;
   ~address_index() { close(); }
 
-  /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only where ranges
-  /// start. Forgets what it covered before. @throws std::bad_alloc
+  /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only
+  /// where ranges start. Forgets what it covered before. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
     close();
     std::size_t const granules = bytes / granularity;
@@ -10334,11 +10510,12 @@ class address_index {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/arena/live_window.hpp
-// How much memory was live lately: the peak of live bytes over the last allocations from the arena. If it has fallen, the pool gives
-// back by itself what it no longer needs (heap::give_back_unused). Pure arithmetic.
+// How much memory was live lately: the peak of live bytes over the last allocations from the arena. If it has
+// fallen, the pool gives back by itself what it no longer needs (heap::give_back_unused). Pure arithmetic.
 //
-// Time is counted in bytes taken from the arena, in steps of a multiple of the reserved bytes. Blocks that a thread takes from its
-// own cache are not counted: a warm call costs nothing, and a program of warm calls alone keeps its memory.
+// Time is counted in bytes taken from the arena, in steps of a multiple of the reserved bytes. Blocks that a
+// thread takes from its own cache are not counted: a warm call costs nothing, and a program of warm calls
+// alone keeps its memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -10349,11 +10526,12 @@ class live_window {
  public:
   /// The window has this many steps: memory is given back once the live peak stayed lower for all of them.
   static constexpr unsigned steps = 4;
-  /// The volume of a step at first, in multiples of the reserved bytes, and by which part of the live peak the window's peak must be
-  /// lower. With 32 and an eighth, or 16 and a quarter, 20 passes of the recorded traces and of the patterns of tarn_replay give
-  /// nothing back. With 16 and an eighth, two of them give back what they need again: warm passes of `bert_recompute` take 10 times
-  /// the driver time. Bytes beyond the live peak are no reason: given back, the free parts of handles between live blocks become
-  /// more, and up to 0.05 of the utilisation was lost.
+  /// The volume of a step at first, in multiples of the reserved bytes, and by which part of the live peak
+  /// the window's peak must be lower. With 32 and an eighth, or 16 and a quarter, 20 passes of the recorded
+  /// traces and of the patterns of tarn_replay give nothing back. With 16 and an eighth, two of them give
+  /// back what they need again: warm passes of `bert_recompute` take 10 times the driver time. Bytes beyond
+  /// the live peak are no reason: given back, the free parts of handles between live blocks become more, and
+  /// up to 0.05 of the utilisation was lost.
   static constexpr std::size_t first_factor = 32;
   static constexpr std::size_t least_fall = 8;
   /// With this factor the pool no longer gives back by itself.
@@ -10377,10 +10555,12 @@ class live_window {
   /// The volume of a step, in multiples of the reserved bytes.
   [[nodiscard]] std::size_t factor() const noexcept { return factor_; }
 
-  /// Ends a step and begins the next one. Returns whether the live peak of the last steps was lower than `live_peak` was before.
+  /// Ends a step and begins the next one. Returns whether the live peak of the last steps was lower than
+  /// `live_peak` was before.
   bool end_step(std::size_t reserved, std::size_t live, std::size_t live_peak) noexcept {
-    // What was given back is needed again: the window was too short. It gets twice the volume, so a program whose peaks return
-    // creates handles for this reason only as often as the logarithm of the bytes that it allocates.
+    // What was given back is needed again: the window was too short. It gets twice the volume, so a program
+    // whose peaks return creates handles for this reason only as often as the logarithm of the bytes that it
+    // allocates.
     if (before_ != 0 && reserved > after_ + (before_ - after_) / 2) {
       factor_ = min_of(factor_ * 2, last_factor);
       before_ = 0;
@@ -10415,9 +10595,9 @@ class live_window {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/arena/page_map.hpp
-// The page map: the physical handle behind each address. Every handle is first mapped at its home address, within one long
-// virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records of free and live bytes use home addresses. (Views
-// map handles at further addresses: view.hpp.)
+// The page map: the physical handle behind each address. Every handle is first mapped at its home address,
+// within one long virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records
+// of free and live bytes use home addresses. (Views map handles at further addresses: view.hpp.)
 
 #include <atomic>
 #include <bit>
@@ -10430,7 +10610,8 @@ namespace TARN_NAMESPACE::detail {
 
 using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
 
-/// Whether there is memory behind a handle's addresses. Other states than `mapped` occur only while the pool sleeps.
+/// Whether there is memory behind a handle's addresses. Other states than `mapped` occur only while the pool
+/// sleeps.
 enum class backing : std::uint8_t {
   mapped,    ///< at its home address, and in the views that show it
   unmapped,  ///< created, but not mapped
@@ -10582,7 +10763,8 @@ enum class release_result : std::uint8_t {
   needs_finish  ///< no host memory to record the stream: finish the stream, then release as neutral
 };
 
-/// The live blocks of a view and the last stream that used it: the view may be unmapped when that use is complete.
+/// The live blocks of a view and the last stream that used it: the view may be unmapped when that use is
+/// complete.
 struct tenancy {
   std::uint32_t blocks = 0;  ///< live blocks
   domain_ref domain = neutral;
@@ -10597,8 +10779,8 @@ struct tenancy {
   }
 };
 
-/// Free ranges that cannot be given back to the driver on their own, since they lie in partly used handles or segments. Each
-/// array: all, small zone, large zone.
+/// Free ranges that cannot be given back to the driver on their own, since they lie in partly used handles or
+/// segments. Each array: all, small zone, large zone.
 struct split_statistics {
   stat blocks[3];
   stat bytes[3];
@@ -10606,8 +10788,8 @@ struct split_statistics {
 
 class arena {
  public:
-  // Deallocations of all threads read these without the lock. What calls write under it lies on other cache lines: a capture took
-  // 1.3 times as long while 15 threads freed blocks.
+  // Deallocations of all threads read these without the lock. What calls write under it lies on other cache
+  // lines: a capture took 1.3 times as long while 15 threads freed blocks.
   /// The handles behind the ranges, for pools over pages; null if segments are created and given back whole.
   alignas(cache_line_bytes) page_map* pages = nullptr;
   std::atomic<std::size_t> reserved_in_parts{0};  ///< of all parts but the common one
@@ -10618,11 +10800,13 @@ class arena {
   run_table runs;
   stream_table streams;
   sequence<tenancy> tenancies;  ///< one per view
-  /// Aligns blocks of whole granules to handle boundaries, so that freeing one frees whole handles, which may be remapped.
+  /// Aligns blocks of whole granules to handle boundaries, so that freeing one frees whole handles, which may
+  /// be remapped.
   bool keeps_handles_whole = false;
   /// Free neighbours in two handles become one range. Otherwise each block lies within one handle.
   bool joins_handles = true;
-  /// How many free ranges of similar size a request searches; the ladder lifts it before it throws out_of_memory.
+  /// How many free ranges of similar size a request searches; the ladder lifts it before it throws
+  /// out_of_memory.
   std::size_t search_limit = range_index::search_limit;
   split_statistics splits;  ///< as of the last count_splits()
   // Of the common part; streams.part() has the numbers of the others.
@@ -10638,7 +10822,8 @@ class arena {
     runs.make_room();
   }
 
-  /// Takes a block from the stream's own domain, then from the neutral one. Null if neither has it. Requires make_room().
+  /// Takes a block from the stream's own domain, then from the neutral one. Null if neither has it. Requires
+  /// make_room().
   [[nodiscard]] void* take(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
     range_ref const r = take_range(taker, where, bytes, alignment);
     if (r == 0) return nullptr;
@@ -10671,7 +10856,8 @@ class arena {
     return release_result::done;
   }
 
-  /// Takes up to `wanted` blocks of a class: foreign blocks first, then from runs, then from a new run. Requires make_room().
+  /// Takes up to `wanted` blocks of a class: foreign blocks first, then from runs, then from a new run.
+  /// Requires make_room().
   [[nodiscard]] std::uint32_t take_small(domain_ref taker, unsigned size_class, void** out,
                                          std::uint32_t wanted) noexcept {
     std::uint32_t taken = 0;
@@ -10712,7 +10898,8 @@ class arena {
     blocks.insert(address, pieces[0]);
   }
 
-  /// Takes [address, address + bytes) out of the free range `r` that contains it. Requires room for two nodes.
+  /// Takes [address, address + bytes) out of the free range `r` that contains it. Requires room for two
+  /// nodes.
   range_ref carve(range_ref r, std::uintptr_t address, std::size_t bytes) noexcept {
     take_out(r);
     if (std::size_t const skipped = address - ranges[r].address; skipped != 0) {
@@ -10765,7 +10952,8 @@ class arena {
     domain.foreign_count = 0;
   }
 
-  /// Makes the partly free runs of a domain neutral. The device has completed the uses of all that was freed in them.
+  /// Makes the partly free runs of a domain neutral. The device has completed the uses of all that was freed
+  /// in them.
   void neutralise_runs(domain_ref d) noexcept { move_runs(d, streams[d].neutral_domain); }
   /// Moves the partly free runs of a domain to another one.
   void move_runs(domain_ref from, domain_ref to) noexcept {
@@ -10792,8 +10980,9 @@ class arena {
     });
   }
 
-  /// Joins the free ranges of a stream with neutral ones beside them; other neutral ranges stay neutral, for every stream. Returns
-  /// whether there were any. O(ranges of the stream or neutral ones, whichever are fewer)
+  /// Joins the free ranges of a stream with neutral ones beside them; other neutral ranges stay neutral, for
+  /// every stream. Returns whether there were any. O(ranges of the stream or neutral ones, whichever are
+  /// fewer)
   bool join_neutral(domain_ref d) noexcept {
     bool any = false;
     domain_ref const neutral_one = streams[d].neutral_domain;
@@ -10864,8 +11053,9 @@ class arena {
     return sum;
   }
 
-  /// Makes the memory of a part common. Its owner has ended, and nothing on the device uses what is free in it. O(ranges of the part +
-  /// handles), over segments O(ranges); if a block of it is live in a view, O(blocks), too.
+  /// Makes the memory of a part common. Its owner has ended, and nothing on the device uses what is free in
+  /// it. O(ranges of the part + handles), over segments O(ranges); if a block of it is live in a view,
+  /// O(blocks), too.
   void end_part(growth_lock const& growing, part_ref p) noexcept {
     domain_ref const d = streams.part(p).neutral_domain;
     streams.for_each_in(p, [&](domain_ref each) { send_foreign_home(each); });
@@ -10893,7 +11083,8 @@ class arena {
     streams.end_part(growing, p);
   }
 
-  /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same domain and zone.
+  /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same
+  /// domain and zone.
   range_ref make_free(range_ref r, domain_ref domain, std::uint64_t epoch) noexcept {
     ranges[r].state = range_state::free;
     ranges[r].domain = domain;
@@ -10909,7 +11100,8 @@ class arena {
     return r;
   }
 
-  /// Splits a node at `bytes`; returns the second part, which copies the first and is in no index. Requires make_room().
+  /// Splits a node at `bytes`; returns the second part, which copies the first and is in no index. Requires
+  /// make_room().
   range_ref split(range_ref r, std::size_t bytes) noexcept {
     range_ref const tail = ranges.take();
     range& first = ranges[r];
@@ -10950,8 +11142,8 @@ class arena {
     ranges[r].state = range_state::live;
   }
 
-  /// Counts the change of the split ranges since the last call as one step; changes that cancelled out in between are not
-  /// counted.
+  /// Counts the change of the split ranges since the last call as one step; changes that cancelled out in
+  /// between are not counted.
   void count_splits() noexcept {
     auto const smaller = static_cast<std::size_t>(zone::smaller);
     auto const larger = static_cast<std::size_t>(zone::larger);
@@ -10987,7 +11179,8 @@ class arena {
   }
 
  private:
-  /// Claims all free ranges of a domain, one zone after the other, and then calls f(range) for each, which makes it free again.
+  /// Claims all free ranges of a domain, one zone after the other, and then calls f(range) for each, which
+  /// makes it free again.
   template <class F>
   void claim_each(domain_ref d, F const& f) noexcept {
     for (range_index& index : streams[d].index) {
@@ -11223,7 +11416,8 @@ class misuse_notes {
   std::atomic<unsigned> count_{0};
 };
 
-/// Reports the notes when a call ends. Declared before the locks of its function, so that it runs after their release.
+/// Reports the notes when a call ends. Declared before the locks of its function, so that it runs after their
+/// release.
 class misuse_report {
  public:
   misuse_report(misuse_notes& notes, hot_mutex& mutex) noexcept : notes_(notes), mutex_(mutex) {}
@@ -11295,7 +11489,8 @@ class front {
     return p;
   }
 
-  /// Keeps a freed block in the calling thread's cache. Returns false if there is no room for it, or no cache.
+  /// Keeps a freed block in the calling thread's cache. Returns false if there is no room for it, or no
+  /// cache.
   template <class Size>
   [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, Size size) noexcept {
     thread_cache* const cache = local();
@@ -11325,8 +11520,8 @@ class front {
     stream_id id = 0;
   };
 
-  /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted, or a tool
-  /// watches, or while another thread visits the caches; in the last case a later call makes them.
+  /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted,
+  /// or a tool watches, or while another thread visits the caches; in the last case a later call makes them.
   [[nodiscard]] cache_position open(stream_id id, stream_ref stream) noexcept {
     cache_position at;
     at.cache = local_or_new();
@@ -11349,7 +11544,8 @@ class front {
     return p;
   }
 
-  /// Takes a large block that a captured stream caches likewise, because the memory is short; null if there is none.
+  /// Takes a large block that a captured stream caches likewise, because the memory is short; null if there
+  /// is none.
   [[nodiscard]] large_magazine::entry take_of_capture(cache_position const& at) noexcept {
     large_magazine::entry taken;
     at.cache->lock.enter();
@@ -11362,8 +11558,8 @@ class front {
     return taken;
   }
 
-  /// Counts the first block of a batch as the caller's and caches the others as far as there is room; `batch.count` is then the
-  /// number of blocks left.
+  /// Counts the first block of a batch as the caller's and caches the others as far as there is room;
+  /// `batch.count` is then the number of blocks left.
   void keep_rest(cache_position const& at, block_request const& r, block_batch& batch) noexcept {
     if (at.cache == nullptr) return;
     at.cache->lock.enter();
@@ -11379,8 +11575,8 @@ class front {
     at.cache->lock.leave();
   }
 
-  /// Keeps a freed block and makes room for it: evicted blocks go into `displaced`, each of `displaced_bytes`. Requires a cache
-  /// of the stream.
+  /// Keeps a freed block and makes room for it: evicted blocks go into `displaced`, each of
+  /// `displaced_bytes`. Requires a cache of the stream.
   [[nodiscard]] kept put_and_displace(cache_position const& at, block_request const& r, void* p,
                                       block_batch& displaced, std::size_t& displaced_bytes) noexcept {
     thread_cache& cache = *at.cache;
@@ -11462,7 +11658,8 @@ class front {
         [&](thread_cache& cache) { give_back(cache); });
   }
 
-  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before.
+  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never
+  /// before.
   void keep_threads_out() noexcept {
     list_mutex_.lock();
     stop_threads();
@@ -11480,8 +11677,8 @@ class front {
   void let_threads_in_after_fork() noexcept {
     for (auto const& cache : caches_) end_visit(*cache);
   }
-  /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again(). The pool is asleep:
-  /// threads that have just begun a slow call may still use their caches.
+  /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again().
+  /// The pool is asleep: threads that have just begun a slow call may still use their caches.
   void close() noexcept {
     std::lock_guard const guard(list_mutex_);
     closed_ = true;
@@ -11493,7 +11690,8 @@ class front {
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
   }
-  /// In a forked child: closes every cache for good. Owners and visitors of the parent do not exist here, so no call waits for them.
+  /// In a forked child: closes every cache for good. Owners and visitors of the parent do not exist here, so
+  /// no call waits for them.
   void close_in_child() noexcept {
     for (auto const& cache : caches_) {
       cache->lock.forget_owner();
@@ -11501,8 +11699,8 @@ class front {
     }
   }
 
-  /// Makes take() and put() fail on every thread from now on, so that each call takes the slow path. The caches keep their blocks.
-  /// No thread has one yet.
+  /// Makes take() and put() fail on every thread from now on, so that each call takes the slow path. The
+  /// caches keep their blocks. No thread has one yet.
   void watch_all() noexcept { watches_all_ = true; }
   /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
   [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
@@ -11538,8 +11736,8 @@ class front {
                 });
   }
 
-  /// What set_capture() noted of the calling thread's capture of a stream; null owner if there is none. Nothing is read of a capture of
-  /// other streams: another thread may be ending it, and its owner.
+  /// What set_capture() noted of the calling thread's capture of a stream; null owner if there is none.
+  /// Nothing is read of a capture of other streams: another thread may be ending it, and its owner.
   struct own_capture {
     void* owner = nullptr;
     stream_id captured_as = 0;
@@ -11592,8 +11790,8 @@ class front {
     std::unique_lock const guard(list_mutex_, std::try_to_lock);
     return guard.owns_lock() ? make_local() : nullptr;
   }
-  /// Under the mutex of the list. Null on a thread that is ending, without host memory, while a tool watches, or while the caches are
-  /// closed.
+  /// Under the mutex of the list. Null on a thread that is ending, without host memory, while a tool watches,
+  /// or while the caches are closed.
   thread_cache* make_local() noexcept {
     if (thread_exit::over || heap_.description().active() || heap_.is_lost() || closed_) return nullptr;
     try {
@@ -11611,8 +11809,8 @@ class front {
     }
   }
 
-  /// The cache of a stream, made on first use; null without host memory. If the thread uses too many streams, returns the
-  /// magazines of the least recently used one to the heap.
+  /// The cache of a stream, made on first use; null without host memory. If the thread uses too many streams,
+  /// returns the magazines of the least recently used one to the heap.
   stream_cache* stream_cache_of(thread_cache& cache, stream_id id, stream_ref stream) noexcept {
     owned<stream_cache> oldest;
     cache.lock.enter();
@@ -11681,13 +11879,14 @@ class front {
     return true;
   }
 
-  /// Whether the stream still has the cache: a capture_scope may have closed it since. Called inside the owner lock.
+  /// Whether the stream still has the cache: a capture_scope may have closed it since. Called inside the
+  /// owner lock.
   [[nodiscard]] static bool is_open(cache_position const& at) noexcept {
     return at.of_stream != nullptr && at.of_stream->id == at.id;
   }
 
-  /// Puts a block into its magazine, unless the magazine is full or its newest block is the same one. Called inside the owner
-  /// lock.
+  /// Puts a block into its magazine, unless the magazine is full or its newest block is the same one. Called
+  /// inside the owner lock.
   TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& of_stream, unsigned k, void* p) noexcept {
     magazine& m = of_stream.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
@@ -11729,7 +11928,8 @@ class front {
     for (auto const& cache : caches_) cache->lock.announce();
     remote_barrier();
   }
-  /// Calls act(cache) inside the owner lock of each cache that `concerns` accepts. One barrier, if another thread's is among them.
+  /// Calls act(cache) inside the owner lock of each cache that `concerns` accepts. One barrier, if another
+  /// thread's is among them.
   template <class Concerns, class Act>
   void visit_those(Concerns const& concerns, Act const& act) noexcept {
     thread_cache* const own = local();
@@ -11804,8 +12004,9 @@ class front {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/graph/graph_memories.hpp
-// The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve anything else until no
-// graph uses it any more. Each graph_memory therefore owns two parts of the heap (graph_parts.hpp): whole handles that serve it alone.
+// The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve
+// anything else until no graph uses it any more. Each graph_memory therefore owns two parts of the heap
+// (graph_parts.hpp): whole handles that serve it alone.
 //
 //   a capture_scope opens       its stream has no cache on any thread from now on, so that all its calls take the slow path; so do
 //                               all calls of the thread, which ask whether their stream is captured: it may have joined the capture
@@ -11820,7 +12021,8 @@ class front {
 //   the owner ends              when the device has completed all work submitted before, both parts become common, with the blocks in
 //                               them that are still live, and the deferred blocks return to the heap
 //
-// Other threads and streams pay nothing. While an owner exists, a deallocation finds the part of a block with one load more.
+// Other threads and streams pay nothing. While an owner exists, a deallocation finds the part of a block with
+// one load more.
 
 #include <atomic>
 #include <cstddef>
@@ -11828,8 +12030,8 @@ class front {
 #include <utility>
 
 // ---- tarn/pool/graph/deferred_for_graphs.hpp
-// Blocks that were freed while graphs use them that are not of their own part: nothing reuses them until the owners of all these
-// graphs have ended.
+// Blocks that were freed while graphs use them that are not of their own part: nothing reuses them until the
+// owners of all these graphs have ended.
 
 #include <atomic>
 #include <cstddef>
@@ -11876,8 +12078,9 @@ struct block_of_graphs {
   graph_users users;  ///< that it is deferred for afterwards
 };
 
-/// What one owner has. `captured` has all that its captures ever received, and serves its captures alone, whoever frees it: graphs hold
-/// the addresses. `plain` is what the owner hands out elsewhere, in the order of streams.
+/// What one owner has. `captured` has all that its captures ever received, and serves its captures alone,
+/// whoever frees it: graphs hold the addresses. `plain` is what the owner hands out elsewhere, in the order
+/// of streams.
 struct graph_parts {
   enum class life : std::uint8_t {
     alive,
@@ -11938,8 +12141,9 @@ class deferred_for_graphs {
   deferred_for_graphs(deferred_for_graphs const&) = delete;
   deferred_for_graphs& operator=(deferred_for_graphs const&) = delete;
 
-  /// Defers a block until none of its users is left, and `by`, if a capture freed it. Returns false if there is none. Without host memory
-  /// to record it, the block is deferred until the pool ends. So is one of an unknown capture.
+  /// Defers a block until none of its users is left, and `by`, if a capture freed it. Returns false if there
+  /// is none. Without host memory to record it, the block is deferred until the pool ends. So is one of an
+  /// unknown capture.
   bool defer(block_of_graphs& b, bool is_of_capture, graph_parts* by) noexcept {
     if (!is_of_capture && b.users.empty()) return false;
     std::lock_guard const guard(mutex_);
@@ -11956,7 +12160,8 @@ class deferred_for_graphs {
     }
     return true;
   }
-  /// Whether there is a block that is deferred until the pool ends. Graphs may use it, and no stream's work covers that.
+  /// Whether there is a block that is deferred until the pool ends. Graphs may use it, and no stream's work
+  /// covers that.
   [[nodiscard]] bool any_until_end() const noexcept { return any_until_end_.load(std::memory_order_relaxed); }
 
   /// Makes room for as many blocks more of an owner. @throws std::bad_alloc
@@ -11976,9 +12181,9 @@ class deferred_for_graphs {
     owner.state = state;
     owner.is_mark_old = false;
   }
-  /// Ends the mark of an owner, which is complete. Returns false if it had none, or a block was deferred for it since: then it waits for
-  /// the next one. Otherwise calls f(pointer, bytes, alignment) for each block that was deferred for it and for no other: the block is
-  /// deferred no more.
+  /// Ends the mark of an owner, which is complete. Returns false if it had none, or a block was deferred for
+  /// it since: then it waits for the next one. Otherwise calls f(pointer, bytes, alignment) for each block
+  /// that was deferred for it and for no other: the block is deferred no more.
   template <class F>
   [[nodiscard]] bool take_mark(graph_parts& owner, F const& f) noexcept {
     sequence<block_of_graphs> blocks;
@@ -11997,7 +12202,8 @@ class deferred_for_graphs {
     }
     return true;
   }
-  /// From now on nothing is deferred for an owner. Returns false if a block was meanwhile: then it waits for another mark.
+  /// From now on nothing is deferred for an owner. Returns false if a block was meanwhile: then it waits for
+  /// another mark.
   [[nodiscard]] bool is_over(graph_parts& owner) noexcept {
     std::lock_guard const guard(mutex_);
     if (!owner.deferred.empty()) return false;
@@ -12019,7 +12225,8 @@ class deferred_for_graphs {
   }
 
  private:
-  /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
+  /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots.
+  /// Under the mutex.
   void defer_until_end(block_of_graphs const& b) noexcept {
     any_until_end_.store(true, std::memory_order_relaxed);
     try {
@@ -12061,7 +12268,8 @@ class deferred_for_graphs {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Finds out when the device has completed the work that was submitted before the mark, without waiting for it.
+/// Finds out when the device has completed the work that was submitted before the mark, without waiting for
+/// it.
 template <stream_driver Driver>
 class end_mark {
  public:
@@ -12072,8 +12280,8 @@ class end_mark {
     if (event_ != nullptr) (void)driver_.destroy_event(event_);
   }
 
-  /// Returns true once that work is complete. `wait` makes the host wait for it. Without a driver that marks the work of the whole
-  /// device, and while a capture is open, later work may be waited for, too.
+  /// Returns true once that work is complete. `wait` makes the host wait for it. Without a driver that marks
+  /// the work of the whole device, and while a capture is open, later work may be waited for, too.
   bool is_complete(bool const wait) noexcept {
     if (is_complete_) return true;
     if constexpr (marks_all_work<Driver>) {
@@ -12139,14 +12347,15 @@ class end_mark {
 
 namespace TARN_NAMESPACE::detail {
 
-/// The identities of the streams that are part of an open capture. A place is added to and cleared under a mutex of the owner.
+/// The identities of the streams that are part of an open capture. A place is added to and cleared under a
+/// mutex of the owner.
 class captured_streams {
  public:
   static constexpr std::size_t most = 64;  ///< at a time, in all captures of a pool
 
   [[nodiscard]] bool any() const noexcept { return count_.load(std::memory_order_relaxed) != 0; }
-  /// The place of a stream, `most` if it has none. A thread that uses a captured stream was ordered after the opening of the scope,
-  /// so it finds the stream.
+  /// The place of a stream, `most` if it has none. A thread that uses a captured stream was ordered after the
+  /// opening of the scope, so it finds the stream.
   [[nodiscard]] std::size_t find(stream_id stream) const noexcept {
     if (!any()) return most;
     for (std::size_t i = 0; i < most; ++i) {
@@ -12193,27 +12402,29 @@ struct captured_stream {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/order/reclaim.hpp
-// Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the host waits for
-// it, or another stream is made to wait on the device. Streams whose work is complete are forgotten.
+// Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the
+// host waits for it, or another stream is made to wait on the device. Streams whose work is complete are
+// forgotten.
 //
-// All functions run under the growth lock and the hot lock, and release the hot lock around driver calls. Under the growth lock
-// a domain keeps its stream.
+// All functions run under the growth lock and the hot lock, and release the hot lock around driver calls.
+// Under the growth lock a domain keeps its stream.
 
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 // ---- tarn/pool/order/ordering.hpp
-// The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing stream. Used
-// only by the ladder, sweeps of streams that ended, trim() and ~pool().
+// The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing
+// stream. Used only by the ladder, sweeps of streams that ended, trim() and ~pool().
 
 #include <cstdint>
 #include <utility>
 
 // ---- tarn/pool/order/mark_work.hpp
-// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
-// destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
-// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
+// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is
+// queried about a destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault).
+// If the driver can mark the whole device's work, that is used instead: it covers more than needed, and uses
+// no stream's handle.
 
 #include <cstdint>
 
@@ -12225,9 +12436,9 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// Records an event on a stream. The capture of a stream may begin at any moment once its scope is open, also in another pool, and the
-/// event would be part of the graph. So a scope that opens waits for the calls here, and afterwards its stream is refused, and every
-/// default stream, whose handle says nothing.
+/// Records an event on a stream. The capture of a stream may begin at any moment once its scope is open, also
+/// in another pool, and the event would be part of the graph. So a scope that opens waits for the calls here,
+/// and afterwards its stream is refused, and every default stream, whose handle says nothing.
 /// @param captured  set to whether that was refused because of a capture
 template <stream_driver Driver>
 mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
@@ -12397,8 +12608,8 @@ enum class gone_stream : std::uint8_t {
   stays_unknown   ///< nothing waits
 };
 
-/// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph: marking other streams'
-/// work would invalidate the capture.
+/// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph:
+/// marking other streams' work would invalidate the capture.
 template <stream_driver Driver>
 [[nodiscard]] bool may_be_capturing(Driver const& driver, stream_ref stream) noexcept {
   bool capturing = true;
@@ -12415,8 +12626,9 @@ class ordering {
   /// queries it. At most five driver calls, none if nothing was freed since the last completed mark; more
   /// where it is unknown on which device the stream lives.
   ///
-  /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which protects
-  /// this object. The mark is taken before the event is recorded, so frees in between get a later mark.
+  /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock,
+  /// which protects this object. The mark is taken before the event is recorded, so frees in between get a
+  /// later mark.
   progress settle(arena& a, may_release hot, domain_ref d, gone_stream gone = gone_stream::is_waited_for) {
     stream_domain& domain = a.streams[d];
     if (domain.is_neutral() || domain.is_completed()) return progress::completed;
@@ -12428,7 +12640,8 @@ class ordering {
       mark_result result = mark_result::gone;
       {
         unlocked const open(hot);
-        // Waiting for the device would invalidate a capture on any stream; recording an event is merely refused then.
+        // Waiting for the device would invalidate a capture on any stream; recording an event is merely
+        // refused then.
         if (!known_gone || marks_all_work<Driver>) {
           device_id const device = device_to_mark(driver_, stream, named_);
           bool captured = false;
@@ -12450,7 +12663,8 @@ class ordering {
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
-  /// A pass over many streams. While it lives, an event that covers several of them is queried once, and a stream waits for it once.
+  /// A pass over many streams. While it lives, an event that covers several of them is queried once, and a
+  /// stream waits for it once.
   class pass {
    public:
     explicit pass(ordering& order) noexcept : order_(order) { order_.pass_ = ++order_.passes_; }
@@ -12462,9 +12676,9 @@ class ordering {
     ordering& order_;
   };
 
-  /// Covers all that streams have freed with one event for each device, if the driver can mark all of its work. The event is not
-  /// queried. Default streams, a stream alone on its device, and what cannot be marked now are left to settle(). At most three
-  /// driver calls, and O(streams), for each device in use.
+  /// Covers all that streams have freed with one event for each device, if the driver can mark all of its
+  /// work. The event is not queried. Default streams, a stream alone on its device, and what cannot be marked
+  /// now are left to settle(). At most three driver calls, and O(streams), for each device in use.
   /// @param each  each(f) calls f(domain_ref) for the streams
   template <class Each>
   void mark_together(arena& a, may_release hot, Each const& each) noexcept {
@@ -12495,7 +12709,8 @@ class ordering {
     return !done;
   }
 
-  /// Waits on the host until the device has completed all that `d` freed. Returns false if that cannot be determined.
+  /// Waits on the host until the device has completed all that `d` freed. Returns false if that cannot be
+  /// determined.
   bool finish(arena& a, may_release hot, domain_ref d) {
     progress const now = settle(a, hot, d);
     if (now != progress::running) return now == progress::completed;
@@ -12514,7 +12729,8 @@ class ordering {
     return done;
   }
 
-  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event. A pass has one taker.
+  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event. A
+  /// pass has one taker.
   bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
     stream_ref const stream = a.streams[taker].stream;
     event_handle const event = event_of(a.streams[owner]);
@@ -12627,7 +12843,8 @@ class ordering {
     return event != nullptr || there.create_event(event).ok();
   }
 
-  /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
+  /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still
+  /// run.
   progress wait_for_gone(may_release hot, stream_domain& domain, std::uint64_t mark) {
     bool done = false;
     {
@@ -12678,14 +12895,16 @@ enum class sweep_of : std::uint8_t {
   return any;
 }
 
-/// Returns to their runs the blocks of other domains' runs that a stream freed, if the device has completed their uses.
+/// Returns to their runs the blocks of other domains' runs that a stream freed, if the device has completed
+/// their uses.
 inline void return_foreign(arena& space, domain_ref d) {
   stream_domain const& domain = space.streams[d];
   if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
 }
 
-/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory
-/// that a stream never freed becomes neutral, too: its share of handles that were created for it (marked 0). O(its ranges)
+/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly
+/// in use stay. Memory that a stream never freed becomes neutral, too: its share of handles that were created
+/// for it (marked 0). O(its ranges)
 inline void neutralise(growth_lock const& growing, arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
   return_foreign(space, d);
@@ -12718,8 +12937,10 @@ void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>
   }
 }
 
-/// Makes what other parts have finished with neutral, so that a graph memory's part may take whole handles of it.
-/// @param asks  whether the driver may be asked; false while the stream is captured: then only what is known to be complete
+/// Makes what other parts have finished with neutral, so that a graph memory's part may take whole handles of
+/// it.
+/// @param asks  whether the driver may be asked; false while the stream is captured: then only what is known
+/// to be complete
 template <stream_driver Driver>
 void collect_for_part(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
                       part_ref part, bool asks) {
@@ -12744,9 +12965,10 @@ inline void retire_stream(growth_lock const& growing, arena& space, domain_ref d
   if (space.streams[d].is_empty()) space.streams.forget(growing, d);
 }
 
-/// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
-/// stream that was finished earlier, hence the second pass.
-/// @param keeps  its ranges stay its own if no others are free: moving many of them takes milliseconds, and joins nothing
+/// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the
+/// domain of a stream that was finished earlier, hence the second pass.
+/// @param keeps  its ranges stay its own if no others are free: moving many of them takes milliseconds, and
+/// joins nothing
 template <stream_driver Driver>
 void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
                 domain_ref keeps = neutral) {
@@ -12772,8 +12994,9 @@ void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& orde
     neutralise(growing, space, keeps);
 }
 
-/// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
-/// never replayed together with this one. Needs no growth lock: the domain stays, to be forgotten.
+/// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the
+/// memory, since it is never replayed together with this one. Needs no growth lock: the domain stays, to be
+/// forgotten.
 inline void end_captured_stream(arena& space, stream_id kept_as, part_ref part) noexcept {
   domain_ref const d = space.streams.find(kept_as, part);
   if (d == neutral) return;
@@ -12784,10 +13007,10 @@ inline void end_captured_stream(arena& space, stream_id kept_as, part_ref part) 
   neutralise_all(space, d);
 }
 
-/// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
-/// stream may use, the host waits instead. Returns false if no other stream has free ranges.
-/// `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by this stream or by one that
-/// was given its place, has a later mark and stays.
+/// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For
+/// memory that every stream may use, the host waits instead. Returns false if no other stream has free
+/// ranges. `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by
+/// this stream or by one that was given its place, has a later mark and stays.
 template <stream_driver Driver>
 bool steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            domain_ref taker) {
@@ -12815,7 +13038,8 @@ inline void mark_runs(stream_domain& domain) noexcept {
   domain.runs_marked = true;
 }
 
-/// Finds out whether the device has completed the uses of all that is free in a part. @param wait  whether the host waits for it
+/// Finds out whether the device has completed the uses of all that is free in a part. @param wait  whether
+/// the host waits for it
 template <stream_driver Driver>
 void settle_part(growth_lock const&, arena& space, ordering<Driver>& order, may_release hot, part_ref part,
                  bool wait) {
@@ -12838,8 +13062,8 @@ void settle_part(growth_lock const&, arena& space, ordering<Driver>& order, may_
   return all;
 }
 
-/// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
-/// Waits only for destroyed streams whose work cannot be marked.
+/// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory
+/// becomes neutral. Waits only for destroyed streams whose work cannot be marked.
 template <stream_driver Driver>
 void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            sweep_of which) {
@@ -12917,8 +13141,10 @@ class graph_captures {
     return at;
   }
 
-  /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
-  /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which capture; nothing has changed
+  /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity
+  /// of a bare handle in `stream`.
+  /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which
+  /// capture; nothing has changed
   [[nodiscard]] captured_stream of_use(stream_ref& stream) {
     stream_ref const named = std::exchange(stream, heap_.known(stream));
     captured_stream const at = of_deallocation(stream.id(), named);
@@ -12928,8 +13154,9 @@ class graph_captures {
 
   // ---- scopes
 
-  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, more than the rest of opening a
-  /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
+  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, more than
+  /// the rest of opening a scope: an answer that was far from scarce holds for some captures, unless the pool
+  /// grows.
   [[nodiscard]] bool is_memory_scarce(growth_lock const& growing) noexcept {
     std::size_t const reserved = heap_.counters(growing).reserved;
     if (is_known_ample(reserved)) return false;
@@ -12962,7 +13189,8 @@ class graph_captures {
     capture_gate::begin_capture();
     return made;
   }
-  /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another one's, or too many streams
+  /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another
+  /// one's, or too many streams
   void add(graph_parts& owner, capture_number number, stream_ref stream) {
     captured_stream const at = known(stream.id());
     if (!at.is_captured() || at.capture == number) return (void)add_stream(stream, {0, number, &owner});
@@ -13004,15 +13232,16 @@ class graph_captures {
     at.stream = id;
     return at;
   }
-  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's record.
+  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's
+  /// record.
   [[nodiscard]] captured_stream known(stream_id id) const noexcept {
     if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
     std::lock_guard const guard(mutex_);
     std::size_t const place = heap_.captured.find(id);
     return place == captured_streams::most ? captured_stream{} : streams_[place];
   }
-  /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have opened a scope, or in
-  /// capture_watch::always.
+  /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have
+  /// opened a scope, or in capture_watch::always.
   [[nodiscard]] bool is_captured_unknown(stream_ref stream) const noexcept {
     return !is_legacy_stream<driver_type>(stream) && may_have_joined() &&
            is_capturing(heap_.driver(), stream);
@@ -13064,7 +13293,8 @@ class graph_captures {
     watch_again();
     return made;
   }
-  /// Watches the calling thread for those of its scopes for which it could not be watched. No call makes it a cache before.
+  /// Watches the calling thread for those of its scopes for which it could not be watched. No call makes it a
+  /// cache before.
   TARN_NOINLINE void watch_again() noexcept {
     std::lock_guard const guard(mutex_);
     for (scope& s : scopes_) {
@@ -13131,8 +13361,8 @@ class graph_captures {
     }
     return 0;
   }
-  /// Ends the order of a stream in its capture. While another thread grows, which may keep the place of its domain, a sweep forgets it
-  /// later.
+  /// Ends the order of a stream in its capture. While another thread grows, which may keep the place of its
+  /// domain, a sweep forgets it later.
   void end_order(stream_id kept_as, part_ref part) noexcept {
     bool const may_forget = heap_.try_lock_growth();
     {
@@ -13166,14 +13396,15 @@ class graph_captures {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/graph/graph_uses.hpp
-// The blocks that record_stream() named for the stream of a capture: graphs of another owner than the block's use them.
+// The blocks that record_stream() named for the stream of a capture: graphs of another owner than the block's
+// use them.
 
 #include <cstddef>
 #include <mutex>
 
 // ---- tarn/pool/order/block_table.hpp
-// A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block that is not
-// in the table costs two loads.
+// A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block
+// that is not in the table costs two loads.
 
 #include <atomic>
 #include <cstddef>
@@ -13181,16 +13412,17 @@ class graph_captures {
 
 namespace TARN_NAMESPACE::detail {
 
-/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
-/// called under the owner's lock.
+/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but
+/// may_hold() are called under the owner's lock.
 template <class Block>
 class block_table {
  public:
   explicit block_table(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
 
-  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
-  /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
-  /// that the block was added to, or a newer one, which contains the block, too.
+  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64
+  /// when the table is full. Needs no lock: a thread that frees a block has been ordered after the recording
+  /// of its uses, so it reads the table that the block was added to, or a newer one, which contains the
+  /// block, too.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
     table const* const t = current_.load(std::memory_order_acquire);
     if (t == nullptr) return false;
@@ -13318,7 +13550,8 @@ class graph_uses {
     blocks_[b].users.add(user);
     return is_new;
   }
-  /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not recorded.
+  /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not
+  /// recorded.
   graph_users take(void const* p) noexcept {
     std::lock_guard const guard(mutex_);
     slot_number const b = table_.take(p);
@@ -13382,7 +13615,8 @@ class graph_memories {
     returned,  ///< the caller returns it to its part, past the cache
     deferred   ///< until owners have ended
   };
-  /// Called when a block is freed for which may_hold() is true. `id` may be neutral_id, or unknown for a destroyed stream.
+  /// Called when a block is freed for which may_hold() is true. `id` may be neutral_id, or unknown for a
+  /// destroyed stream.
   /// @param as  receives the identity of the capture
   [[nodiscard]] fate take_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                std::size_t alignment, stream_id& as) noexcept {
@@ -13402,7 +13636,8 @@ class graph_memories {
     return at.is_captured() ? fate::reused : fate::returned;
   }
 
-  /// Defers a block of the common part that is freed on a captured stream. Returns false if the stream is not captured.
+  /// Defers a block of the common part that is freed on a captured stream. Returns false if the stream is not
+  /// captured.
   bool defer_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
                          if_unknown then = if_unknown::ask) noexcept {
     captured_stream const at = captures_.of_deallocation(id, stream, then);
@@ -13411,9 +13646,10 @@ class graph_memories {
     return blocks_.defer(freed, true, at.owner);
   }
 
-  /// Records a use of a block by the stream of a capture. Returns false if `stream` must be recorded as any other, too: it is of no
-  /// capture, or the block is of an owner's part, which other streams reuse. Notes the identity of a bare handle in `stream`. A captured
-  /// stream of no known capture is refused: the event that an ordinary use waits for does not cover the replays.
+  /// Records a use of a block by the stream of a capture. Returns false if `stream` must be recorded as any
+  /// other, too: it is of no capture, or the block is of an owner's part, which other streams reuse. Notes
+  /// the identity of a bare handle in `stream`. A captured stream of no known capture is refused: the event
+  /// that an ordinary use waits for does not cover the replays.
   /// @throws std::bad_alloc, cuda_error: nothing has changed
   bool record_stream(void* p, stream_ref& stream) {
     if (!watches_frees()) return false;
@@ -13438,21 +13674,23 @@ class graph_memories {
     owners_.push_back(std::move(made));
     return *owners_.back();
   }
-  /// The part for requests outside captures, made when the first one comes. @throws std::bad_alloc: nothing has changed
+  /// The part for requests outside captures, made when the first one comes. @throws std::bad_alloc: nothing
+  /// has changed
   [[nodiscard]] part_ref plain_of(growth_lock const&, graph_parts& owner) {
     if (part_ref const made = owner.plain.load(std::memory_order_relaxed); made != common) return made;
     part_ref const made = make_part(owner, false);
     owner.plain.store(made, std::memory_order_release);
     return made;
   }
-  /// Waits for the graphs that the device still runs, and makes what ended owners had common. The pool ends: there is no owner left.
-  /// Returns false if a capture prevents it.
+  /// Waits for the graphs that the device still runs, and makes what ended owners had common. The pool ends:
+  /// there is no owner left. Returns false if a capture prevents it.
   template <class Pool>
   [[nodiscard]] bool finish(growth_lock const& growing, Pool& whole) noexcept {
     (void)reap(growing, whole, true);
     return !has_ended() || !mark_.waits_for_capture();
   }
-  /// Whether the pool has a block that is deferred until it ends. Graphs may use it, and no stream's work covers that.
+  /// Whether the pool has a block that is deferred until it ends. Graphs may use it, and no stream's work
+  /// covers that.
   [[nodiscard]] bool defers_until_end() const noexcept { return blocks_.any_until_end(); }
   /// Ends an owner. Its memory becomes common now if the device has completed its work, else later.
   template <class Pool>
@@ -13466,8 +13704,8 @@ class graph_memories {
     if (!heap_.is_lost()) (void)reap(growing, whole, false);
   }
 
-  /// Does not wait for a thread that grows the pool where nothing is to be collected for the capture, and the device is known to have
-  /// ample memory. @throws cuda_error, std::bad_alloc: nothing has changed
+  /// Does not wait for a thread that grows the pool where nothing is to be collected for the capture, and the
+  /// device is known to have ample memory. @throws cuda_error, std::bad_alloc: nothing has changed
   template <class Pool>
   [[nodiscard]] capture_number begin_capture(Pool& whole, graph_parts& owner, stream_ref stream) {
     if (heap_.try_lock_growth()) {
@@ -13479,8 +13717,9 @@ class graph_memories {
     return captures_.begin(owner, stream);
   }
 
-  /// Makes the memory of ended owners common, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
-  /// true if there was any. The owners that end until a mark is complete share the next one, so that there is one event for all.
+  /// Makes the memory of ended owners common, as far as nothing uses it. `wait` makes the host wait for
+  /// graphs that still run. Returns true if there was any. The owners that end until a mark is complete share
+  /// the next one, so that there is one event for all.
   template <class Pool>
   bool reap(growth_lock const& growing, Pool& whole, bool const wait) noexcept {
     bool any = false;
@@ -13534,7 +13773,8 @@ class graph_memories {
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return uses_.host_bytes() + (owners_.size() + ended_.size()) * sizeof(graph_parts);
   }
-  /// Calls f(address, bytes, number of the owner) for each block that is deferred for a graph; the number is 0 if until the pool ends.
+  /// Calls f(address, bytes, number of the owner) for each block that is deferred for a graph; the number is
+  /// 0 if until the pool ends.
   template <class F>
   void for_each_deferred(growth_lock const&, F const& f) const {
     for (auto const& owner : owners_) blocks_.for_each(*owner, f);
@@ -13619,7 +13859,8 @@ class graph_memories {
     if (has_marked_) mark_.renew();
     return has_marked_;
   }
-  /// Makes the parts of an owner common whose graphs are complete. Returns false if work may still use what was freed in them since.
+  /// Makes the parts of an owner common whose graphs are complete. Returns false if work may still use what
+  /// was freed in them since.
   bool end_parts(growth_lock const& growing, graph_parts& owner, bool wait) noexcept {
     if (owner.captured == common) return true;
     part_ref const all[] = {owner.captured, owner.plain.load(std::memory_order_relaxed)};
@@ -13739,9 +13980,9 @@ class graph_owner_of final : public graph_owner {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/heap.hpp
-// The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes blocks and
-// heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
-// decides what to do (ladder.hpp).
+// The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes
+// blocks and heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a
+// fitting range, the ladder decides what to do (ladder.hpp).
 //
 // Two locks, in this order, with the mutex of the list of caches between them (front.hpp):
 //
@@ -13761,9 +14002,10 @@ class graph_owner_of final : public graph_owner {
 #include <utility>
 
 // ---- tarn/pool/arena/looked_up.hpp
-// A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread may then have taken
-// the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1, each use compares the hold of the
-// lookup with the current one and aborts if they differ; otherwise the object is the value alone.
+// A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread
+// may then have taken the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1,
+// each use compares the hold of the lookup with the current one and aborts if they differ; otherwise the
+// object is the value alone.
 
 #include <cstdint>
 #include <cstdio>
@@ -13828,9 +14070,10 @@ class looked_up {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/other_pools.hpp
-// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
-// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the
-// growth lock of another pool only if that is free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
+// The pools of the process by device. A pool that the device refuses asks the other pools there to give back
+// what they cache, before its allocation, that of one of its graph memories, or its wake() fails. It holds no
+// lock of its own meanwhile, and takes the growth lock of another pool only if that is free, so no order of
+// pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
 // what it gives back the lower one can give to the device.
 
 #include <concepts>
@@ -13849,8 +14092,8 @@ class looked_up {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
-/// and the mutex with it.
+/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module
+/// may have been unloaded, and the mutex with it.
 class static_mutex {
  public:
   static_mutex() noexcept = default;
@@ -13940,8 +14183,8 @@ class other_pools {
   other_pools& operator=(other_pools const&) = delete;
   ~other_pools() { leave(); }
 
-  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those of the parent's threads
-  /// do not return in a forked child.
+  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those
+  /// of the parent's threads do not return in a forked child.
   void leave() noexcept {
     if (has_left_) return;
     for (unsigned tries = 0;; ++tries) {
@@ -13959,8 +14202,8 @@ class other_pools {
     }
   }
 
-  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
-  /// must wait for, and it is called again. The caller holds no lock of a pool.
+  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is
+  /// idle, then what the host must wait for, and it is called again. The caller holds no lock of a pool.
   /// @param lacking  returns what the device lacks after a refusal, bytes
   /// @throws what the last attempt throws
   template <class Attempt, class Lacking>
@@ -13978,8 +14221,8 @@ class other_pools {
     }
   }
 
-  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
-  /// to pools below those that were asked. The caller holds no lock of a pool.
+  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the
+  /// bytes given back, also to pools below those that were asked. The caller holds no lock of a pool.
   std::size_t ask(std::size_t bytes, giving how) noexcept {
     std::size_t given = 0;
     std::size_t to_device = 0;
@@ -13992,7 +14235,8 @@ class other_pools {
     return given;
   }
 
-  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's device. `f` throws nothing.
+  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's
+  /// device. `f` throws nothing.
   template <class F>
   static void for_each_reserved(Driver const& driver, F const& f) noexcept {
     visit(all_pools(), driver, nullptr, [&](other_pools& known) {
@@ -14019,8 +14263,8 @@ class other_pools {
     static list& all = *::new (static_cast<void*>(storage)) list;
     return all;
   }
-  /// Calls act(pool) for each pool on a device except one, the latest first, until it returns false. No lock is held meanwhile, and
-  /// none of the pools ends while it is called.
+  /// Calls act(pool) for each pool on a device except one, the latest first, until it returns false. No lock
+  /// is held meanwhile, and none of the pools ends while it is called.
   template <class Act>
   static void visit(list& all, Driver const& driver, other_pools const* except, Act const& act) noexcept {
     for (other_pools* at = nullptr;;) {
@@ -14063,7 +14307,8 @@ class other_pools {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/memory_left.hpp
-// How much memory a pool can still take from the layers below it: the device's free memory, less headroom, within each limit.
+// How much memory a pool can still take from the layers below it: the device's free memory, less headroom,
+// within each limit.
 
 #include <concepts>
 #include <cstddef>
@@ -14088,8 +14333,8 @@ concept caches_bytes = stands_on_another<Layer> && !routes_calls<Layer> && requi
   { layer.state() } -> std::same_as<pool_state>;
 };
 
-/// Whether the driver reports how much of a source's memory is free: it does for memory of the device and for plain host memory,
-/// but not for pinned and managed memory.
+/// Whether the driver reports how much of a source's memory is free: it does for memory of the device and for
+/// plain host memory, but not for pinned and managed memory.
 template <class Source>
 inline constexpr bool reports_free =
     !has_property<Source, host_accessible> || std::same_as<typename Source::driver_type, no_driver>;
@@ -14160,7 +14405,8 @@ template <class Layer>
     }
     if constexpr (caches_bytes<L>) {
       pool_state const s = l.state();
-      // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
+      // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is
+      // certain.
       bool puts_together = page_source<typename L::upstream_type>;
       if constexpr (requires { l.uses_pages(); }) puts_together = l.uses_pages();
       left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
@@ -14174,15 +14420,16 @@ template <class Layer>
   return left;
 }
 
-/// Calls f(layer) for each layer whose limit bounds what `layer` provides: those below a layer that routes bound a part of it.
+/// Calls f(layer) for each layer whose limit bounds what `layer` provides: those below a layer that routes
+/// bound a part of it.
 template <class Layer, class F>
 void for_each_limit(Layer& layer, F const& f) {
   if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
     for_each_limit(layer_of(layer.upstream()), f);
   if constexpr (has_limit<Layer>) f(layer);
 }
-/// Returns what the limits of `layer` and those below it leave, whatever the device has; unknown_left if there is none. Makes no
-/// driver call.
+/// Returns what the limits of `layer` and those below it leave, whatever the device has; unknown_left if
+/// there is none. Makes no driver call.
 template <class Layer>
 [[nodiscard]] memory_bound limits_left(Layer& layer) noexcept {
   memory_bound left;
@@ -14211,8 +14458,8 @@ template <class Layer>
   }
 }
 
-/// Whether the layers below a pool only bound what the device has. Another layer could get more where these refuse, as
-/// retry_on_oom does.
+/// Whether the layers below a pool only bound what the device has. Another layer could get more where these
+/// refuse, as retry_on_oom does.
 template <class Layer>
 [[nodiscard]] constexpr bool only_bounds() noexcept {
   return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
@@ -14220,8 +14467,8 @@ template <class Layer>
   });
 }
 
-/// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries the driver. Others may
-/// take memory meanwhile: then it is too high.
+/// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries
+/// the driver. Others may take memory meanwhile: then it is too high.
 class known_left {
  public:
   [[nodiscard]] bool is_old(std::size_t reserved) const noexcept {
@@ -14251,9 +14498,10 @@ class known_left {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/pool_growth.hpp
-// How a pool gets memory from its source: by pages, or by segments where the source has none or they cannot be used. That is so on a
-// device without virtual memory management, and under a tool, since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts
-// each refusal as an error of the program. Which of them it is does not change after the first growth.
+// How a pool gets memory from its source: by pages, or by segments where the source has none or they cannot
+// be used. That is so on a device without virtual memory management, and under a tool, since
+// compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as an error of the
+// program. Which of them it is does not change after the first growth.
 
 #include <cstddef>
 #include <cstdint>
@@ -14267,7 +14515,8 @@ class known_left {
 #include <cstdint>
 
 // ---- tarn/pool/pages/growth_notes.hpp
-// A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by default.
+// A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by
+// default.
 
 #include <cstddef>
 #include <cstdint>
@@ -14288,7 +14537,8 @@ class growth_notes {
  public:
   using clock_type = std::uint64_t (*)() noexcept;
 
-  /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0 stops recording.
+  /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0
+  /// stops recording.
   /// @throws std::bad_alloc  nothing has changed
   void open(growth_lock const&, std::size_t most, clock_type of_records) {
     sequence<growth_note> ring;
@@ -14324,59 +14574,66 @@ class growth_notes {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be remapped only if it is free,
-/// so waste grows with the handle's size relative to the pool's, while driver calls become fewer. These bounds keep utilisation
-/// at 0.95 or more on the recorded traces above 1 GiB, and the first pass below the driver time of PyTorch's expandable segments.
-/// bench/results/frontier.txt has the alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that
-/// is still small starts with small handles, which fit anywhere later; with 8 MiB below 2 GiB, small pools would hold up to 4 %
-/// less, but the first pass of large ones would take up to 1.7 times the driver time.
+/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be remapped
+/// only if it is free, so waste grows with the handle's size relative to the pool's, while driver calls
+/// become fewer. These bounds keep utilisation at 0.95 or more on the recorded traces above 1 GiB, and the
+/// first pass below the driver time of PyTorch's expandable segments. bench/results/frontier.txt has the
+/// alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that is still small
+/// starts with small handles, which fit anywhere later; with 8 MiB below 2 GiB, small pools would hold up to
+/// 4 % less, but the first pass of large ones would take up to 1.7 times the driver time.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
   return min_of(max_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}), std::size_t{96_MiB});
 }
 
-/// The same where `left` more bytes can be created, which the device or a limit bounds: handles get finer as memory becomes scarce,
-/// down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles that are partly used. With the part 768, all eight
-/// recorded traces finish in 1.02 times their peak and seven in 1.01 (`tarn_replay --cap`), for 3 to 36 times the driver time of a
-/// first pass with ample memory; 256 saves half of that time, and two traces do not finish in 1.02.
+/// The same where `left` more bytes can be created, which the device or a limit bounds: handles get finer as
+/// memory becomes scarce, down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles that are
+/// partly used. With the part 768, all eight recorded traces finish in 1.02 times their peak and seven
+/// in 1.01 (`tarn_replay --cap`), for 3 to 36 times the driver time of a first pass with ample memory; 256
+/// saves half of that time, and two traces do not finish in 1.02.
 [[nodiscard]] constexpr std::size_t handle_limit_near_full(std::size_t left) noexcept {
   return max_of(align_down(left / 768, usual_granule), usual_granule);
 }
 
-/// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a small pool that already reserves
-/// its live peak, `peak` bytes with the request. There a handle of the usual size is a large part of the pool. Without this rule
-/// `cupy_flow_cg` (0.4 GiB) has a utilisation of 0.87 after 20 passes and creeps by 9 %; with it 0.93 and 0.9 %, for twice the
-/// driver time of the first pass. Traces that become larger are as before: finer handles from the start would give them up to a third
-/// more driver time. Requests up to 1 MiB share handles anyway.
+/// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a small
+/// pool that already reserves its live peak, `peak` bytes with the request. There a handle of the usual size
+/// is a large part of the pool. Without this rule `cupy_flow_cg` (0.4 GiB) has a utilisation of 0.87 after 20
+/// passes and creeps by 9 %; with it 0.93 and 0.9 %, for twice the driver time of the first pass. Traces that
+/// become larger are as before: finer handles from the start would give them up to a third more driver time.
+/// Requests up to 1 MiB share handles anyway.
 [[nodiscard]] constexpr bool needs_finest_handles(std::size_t peak, std::size_t reserved,
                                                   std::size_t bytes) noexcept {
   return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;
 }
 
-/// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used handles before whole handles: in
-/// a pool whose live peak, `peak` bytes, is small, since there these parts are a large share, and where less than a 48th of it,
-/// `left` bytes, can still be created.
+/// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used handles
+/// before whole handles: in a pool whose live peak, `peak` bytes, is small, since there these parts are a
+/// large share, and where less than a 48th of it, `left` bytes, can still be created.
 ///
-/// In small pools: `cupy_flow_cg` and ten traces with its sizes multiplied by 0.62 to 1.55 have a mean utilisation of 0.930 instead of
-/// 0.911, and two streams that pass memory on hold 1.108 instead of 1.137 times the live peak (six seeds), at the same driver time. With
-/// a bound of 512 MiB the first gain is two thirds of that. In every pool, first passes over creeping sizes and requests of random length
-/// take 1.7 and 1.3 times the driver time and hold as much. Where memory is scarce: seven of the eight recorded traces finish in 1.01
-/// times their peak instead of six, and two in 1.005 instead of one (`tarn_replay --cap`).
+/// In small pools: `cupy_flow_cg` and ten traces with its sizes multiplied by 0.62 to 1.55 have a mean
+/// utilisation of 0.930 instead of 0.911, and two streams that pass memory on hold 1.108 instead of 1.137
+/// times the live peak (six seeds), at the same driver time. With a bound of 512 MiB the first gain is two
+/// thirds of that. In every pool, first passes over creeping sizes and requests of random length take 1.7
+/// and 1.3 times the driver time and hold as much. Where memory is scarce: seven of the eight recorded traces
+/// finish in 1.01 times their peak instead of six, and two in 1.005 instead of one (`tarn_replay --cap`).
 [[nodiscard]] constexpr bool uses_up_parts(std::size_t peak, std::size_t left) noexcept {
   return peak < 768_MiB || left < peak / 48;
 }
 
-/// How far reserved memory may exceed the live peak before free handles are remapped for a request of `bytes`, in thousandths. Up
-/// to 8 MiB it is 5 times as much as for larger requests: a view for each of many blocks of medium size costs more driver calls than
-/// it saves memory, and splits handles. Where sizes creep up, as those of an attention cache do, remapping at 9 thousandths took 100
-/// times the driver time, and held up to 4 % more (`tarn_replay --pattern attention_cache`). If it remaps all the same, more often than
-/// once for each GiB that it hands out, it gets up to 8 times as much: such a pool would reach the larger bound anyway, and the first
-/// pass of `attention_cache` takes a seventh of the driver time. Remaps in relation to handles are no such measure: those of
-/// `bert_recompute` are few for what it allocates, and save 2 % of its memory.
+/// How far reserved memory may exceed the live peak before free handles are remapped for a request of
+/// `bytes`, in thousandths. Up to 8 MiB it is 5 times as much as for larger requests: a view for each of many
+/// blocks of medium size costs more driver calls than it saves memory, and splits handles. Where sizes creep
+/// up, as those of an attention cache do, remapping at 9 thousandths took 100 times the driver time, and held
+/// up to 4 % more (`tarn_replay --pattern attention_cache`). If it remaps all the same, more often than once
+/// for each GiB that it hands out, it gets up to 8 times as much: such a pool would reach the larger bound
+/// anyway, and the first pass of `attention_cache` takes a seventh of the driver time. Remaps in relation to
+/// handles are no such measure: those of `bert_recompute` are few for what it allocates, and save 2 % of its
+/// memory.
 ///
-/// Larger requests get up to 3 times as much where more than 20 are remapped for each GiB, as by a server with requests of random
-/// length: its first pass takes 0.76 to 0.95 of the driver time, and no trace or pattern holds over 0.1 % more. From one remap a GiB on,
-/// `bert_recompute` holds 3 % more; with 4 times as much the server does, 1 %. With 3 times as much instead of 5 up to 8 MiB, the
-/// first pass of `attention_cache` takes 7 to 35 times the driver time.
+/// Larger requests get up to 3 times as much where more than 20 are remapped for each GiB, as by a server
+/// with requests of random length: its first pass takes 0.76 to 0.95 of the driver time, and no trace or
+/// pattern holds over 0.1 % more. From one remap a GiB on, `bert_recompute` holds 3 % more; with 4 times as
+/// much the server does, 1 %. With 3 times as much instead of 5 up to 8 MiB, the first pass of
+/// `attention_cache` takes 7 to 35 times the driver time.
 [[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
                                              std::size_t remaps_per_gib) noexcept {
   if (bytes > 8_MiB) {
@@ -14387,34 +14644,39 @@ namespace TARN_NAMESPACE::detail {
   return slack_per_mille * (5 + min_of(often, std::size_t{3}));
 }
 
-/// The handle that a request of `bytes` above 1 MiB shares with others if it is smaller, bytes: 2 MiB up to a live peak of 2 GiB, above
-/// that 8 MiB, for blocks that do not fill whole granules of 2 MiB. A solver that allocates boxes of 1 to 8 MiB then creates a quarter
-/// fewer handles: the first pass of `amrex_regrid` takes 75 ms of driver time instead of 94, and that of `burst` 67 instead of 93 (six
-/// seeds), which holds 0.5 % more; the eight recorded traces hold as much on average. With 8 MiB from 1 GiB on, the first pass of
-/// `attention_cache` takes twice the driver time or more; with 16 MiB, `amrex_regrid` takes 65 ms and holds 0.5 % more, and
-/// `maskrcnn_varsize` and `prefetch_two_streams` hold 0.4 % more. Blocks of whole granules keep handles of their own, so that the freed
-/// half of a checkerboard of them consists of whole handles.
+/// The handle that a request of `bytes` above 1 MiB shares with others if it is smaller, bytes: 2 MiB up to a
+/// live peak of 2 GiB, above that 8 MiB, for blocks that do not fill whole granules of 2 MiB. A solver that
+/// allocates boxes of 1 to 8 MiB then creates a quarter fewer handles: the first pass of `amrex_regrid` takes
+/// 75 ms of driver time instead of 94, and that of `burst` 67 instead of 93 (six seeds), which holds 0.5 %
+/// more; the eight recorded traces hold as much on average. With 8 MiB from 1 GiB on, the first pass of
+/// `attention_cache` takes twice the driver time or more; with 16 MiB, `amrex_regrid` takes 65 ms and holds
+/// 0.5 % more, and `maskrcnn_varsize` and `prefetch_two_streams` hold 0.4 % more. Blocks of whole granules
+/// keep handles of their own, so that the freed half of a checkerboard of them consists of whole handles.
 [[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak, std::size_t bytes) noexcept {
   return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;
 }
 
-/// How many bytes of the common part may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
-/// it a quarter more than the live peak, which it may raise. Sizes that grow would otherwise leave several times the live peak
-/// reserved; with a quarter more, later passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns
-/// and traces hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times the driver time
-/// (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times their live peak, instead of 1.31 to 1.36.
+/// How many bytes of the common part may stay reserved beside a new segment of `bytes` where free segments
+/// are neither joined nor moved: together with it a quarter more than the live peak, which it may raise.
+/// Sizes that grow would otherwise leave several times the live peak reserved; with a quarter more, later
+/// passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns and traces
+/// hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times
+/// the driver time (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times
+/// their live peak, instead of 1.31 to 1.36.
 [[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
   std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
   std::size_t const most = live + live / 4;
   return most > bytes ? most - bytes : 0;
 }
 
-/// How large a new segment should be for a request of `bytes` where free segments are neither joined nor moved. As large as the request;
-/// but once more than a sixteenth of the live peak is free in pieces that do not serve it, a sixteenth of the peak, up to 64 MiB, so
-/// that blocks of several sizes share a segment. This may raise the reserved memory up to a fifth above the live peak. Without it sizes
-/// that creep up leave a segment behind for each size: the first pass of `attention_cache` takes 166 ms of driver time instead of 24 and
-/// holds 1.29 instead of 1.23 times the live peak, that of `mesh_refinement` 63 instead of 17 ms, and 1.22 instead of 1.15 times (six
-/// seeds). No recorded trace holds or costs more; without the condition on free memory `llama_generate` holds 1.18 instead of 1.12.
+/// How large a new segment should be for a request of `bytes` where free segments are neither joined nor
+/// moved. As large as the request; but once more than a sixteenth of the live peak is free in pieces that do
+/// not serve it, a sixteenth of the peak, up to 64 MiB, so that blocks of several sizes share a segment. This
+/// may raise the reserved memory up to a fifth above the live peak. Without it sizes that creep up leave a
+/// segment behind for each size: the first pass of `attention_cache` takes 166 ms of driver time instead of
+/// 24 and holds 1.29 instead of 1.23 times the live peak, that of `mesh_refinement` 63 instead of 17 ms,
+/// and 1.22 instead of 1.15 times (six seeds). No recorded trace holds or costs more; without the condition
+/// on free memory `llama_generate` holds 1.18 instead of 1.12.
 [[nodiscard]] inline std::size_t segment_for(arena const& a, part_ref part, std::size_t reserved,
                                              std::size_t bytes) noexcept {
   std::size_t const unused = reserved > a.live_of(part) ? reserved - a.live_of(part) : 0;
@@ -14433,8 +14695,8 @@ struct growth_request {
   std::size_t alignment = default_alignment;
   std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
   std::size_t asked_alignment = 0;
-  // The ladder sets the rest for each step. A small pool that grows at once, and a step that only puts memory together, do not
-  // exceed may_create; other growth may.
+  // The ladder sets the rest for each step. A small pool that grows at once, and a step that only puts memory
+  // together, do not exceed may_create; other growth may.
   std::size_t device_bytes = 0;        ///< all memory of the device, 0 if it is not known
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
@@ -14469,7 +14731,8 @@ inline void count_given(pool_state& s, std::size_t bytes, std::size_t handles, z
   part.handles.decrease(static_cast<std::int64_t>(handles));
 }
 
-/// What a pool counts as it grows and shrinks; `reserved` is also read without it. There is one writer, so plain loads are enough.
+/// What a pool counts as it grows and shrinks; `reserved` is also read without it. There is one writer, so
+/// plain loads are enough.
 struct growth_counters : pool_state {
   growth_notes notes;
   std::atomic<std::size_t> reserved_now{0};  ///< `reserved`, for threads without the growth lock
@@ -14496,8 +14759,8 @@ struct held_memory {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/page_growth.hpp
-// Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
-// enough, these are tried in this order:
+// Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of
+// it is large enough, these are tried in this order:
 //
 //   1 new handles at home addresses, while reserved memory may grow with live memory   36 us each
 //   2 for small blocks, a free handle of the large zone                                no driver call
@@ -14505,11 +14768,11 @@ struct held_memory {
 //   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
 //   4 new handles beyond that, for the missing bytes
 //
-// For a graph memory's part, wholly free handles of the common part, and of the owner's other one, come before new ones: they change the
-// part without a driver call.
+// For a graph memory's part, wholly free handles of the common part, and of the owner's other one, come
+// before new ones: they change the part without a driver call.
 //
-// A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as long (H100: 25 to 35 us for
-// each handle of 2 to 64 MiB, 1 to 64 handles).
+// A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as
+// long (H100: 25 to 35 us for each handle of 2 to 64 MiB, 1 to 64 handles).
 //
 // A free range in front of a hole is extended rather than a new range begun, if the request says so.
 // The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
@@ -14519,13 +14782,14 @@ struct held_memory {
 #include <exception>
 
 // ---- tarn/pool/pages/adopted_handles.hpp
-// How the part of a graph memory gets wholly free handles of the common part, and of its owner's other part, without a driver call.
+// How the part of a graph memory gets wholly free handles of the common part, and of its owner's other part,
+// without a driver call.
 
 #include <cstddef>
 
 // ---- tarn/pool/pages/page_choice.hpp
-// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
-// and changes neither.
+// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the
+// arena and the page map and changes neither.
 
 #include <cstddef>
 #include <cstdint>
@@ -14537,7 +14801,8 @@ struct held_memory {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Restores the order of a heap in `items[0, end)` whose item `at` may be out of it: none is before those below it.
+/// Restores the order of a heap in `items[0, end)` whose item `at` may be out of it: none is before those
+/// below it.
 template <class T, class Before>
 void sink_in_heap(T* items, std::size_t at, std::size_t end, Before const& before) {
   T sinking = static_cast<T&&>(items[at]);
@@ -14549,12 +14814,14 @@ void sink_in_heap(T* items, std::size_t at, std::size_t end, Before const& befor
   }
   items[at] = static_cast<T&&>(sinking);
 }
-/// Makes a heap of `items[0, count)`; its first item is the last in the order of `before(a, b)`. O(count), never allocates.
+/// Makes a heap of `items[0, count)`; its first item is the last in the order of `before(a, b)`. O(count),
+/// never allocates.
 template <class T, class Before>
 void make_heap(T* items, std::size_t count, Before const& before) {
   for (std::size_t at = count / 2; at-- > 0;) sink_in_heap(items, at, count, before);
 }
-/// Moves the first item of a heap to `items[count - 1]`; those before it are a heap. O(log count), never allocates.
+/// Moves the first item of a heap to `items[count - 1]`; those before it are a heap. O(log count), never
+/// allocates.
 template <class T, class Before>
 void pop_heap(T* items, std::size_t count, Before const& before) {
   T last = static_cast<T&&>(items[count - 1]);
@@ -14563,8 +14830,8 @@ void pop_heap(T* items, std::size_t count, Before const& before) {
   sink_in_heap(items, 0, count - 1, before);
 }
 
-/// Sorts `items[0, count)` by `before(a, b)`. Not stable: for a deterministic order `before` must distinguish all elements.
-/// O(count log count), never allocates.
+/// Sorts `items[0, count)` by `before(a, b)`. Not stable: for a deterministic order `before` must distinguish
+/// all elements. O(count log count), never allocates.
 template <class T, class Before>
 void sort(T* items, std::size_t count, Before const& before) {
   make_heap(items, count, before);
@@ -14573,23 +14840,25 @@ void sort(T* items, std::size_t count, Before const& before) {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/free_pieces.hpp
-// Free memory by handles: the pieces from which a block can be assembled. Pure: it reads the arena and the page map and changes neither.
+// Free memory by handles: the pieces from which a block can be assembled. Pure: it reads the arena and the
+// page map and changes neither.
 
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 // ---- tarn/pool/pages/view.hpp
-// A view: a second mapping that places handles next to each other that are not neighbours at their home addresses. A block
-// without a sufficient contiguous free range is assembled from free pieces: the free end of one handle, any number of wholly
-// free handles, the free start of another. A handle is mapped whole: cuMemMap refuses an offset, and a part (801, driver 580).
+// A view: a second mapping that places handles next to each other that are not neighbours at their home
+// addresses. A block without a sufficient contiguous free range is assembled from free pieces: the free end
+// of one handle, any number of wholly free handles, the free start of another. A handle is mapped whole:
+// cuMemMap refuses an offset, and a part (801, driver 580).
 //
 //   home    | live  free1 | ... |  free2  | ... |  free3  | ... | free4  live |
 //   view                  [live free1][ free2 ][ free3 ][free4 live]
 //   block                       '----------------------------'
 //
-// Views are kept after their block is freed: a later request of the same size reuses the view without a driver call, and a
-// larger one may extend it.
+// Views are kept after their block is freed: a later request of the same size reuses the view without a
+// driver call, and a larger one may extend it.
 
 #include <cstddef>
 #include <cstdint>
@@ -14627,11 +14896,13 @@ struct view {
   }
 };
 
-/// How many views are kept before the least recently used idle ones are unmapped; at twice as many the host waits for the work
-/// in them. The recorded traces need at most 150; each view costs 100 bytes of host memory plus 24 per handle.
+/// How many views are kept before the least recently used idle ones are unmapped; at twice as many the host
+/// waits for the work in them. The recorded traces need at most 150; each view costs 100 bytes of host memory
+/// plus 24 per handle.
 inline constexpr std::size_t most_views = 512;
 
-/// How many views one request searches, the most recent ones first; reuse() does not count views last used for the same size.
+/// How many views one request searches, the most recent ones first; reuse() does not count views last used
+/// for the same size.
 inline constexpr std::size_t view_search_limit = 64;
 
 }  // namespace TARN_NAMESPACE::detail
@@ -14662,8 +14933,8 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   });
 }
 
-/// The wholly free handles that may be given back, since their work is complete and no graph has their addresses, the largest first.
-/// O(free ranges + handles), plus sorting. @throws std::bad_alloc
+/// The wholly free handles that may be given back, since their work is complete and no graph has their
+/// addresses, the largest first. O(free ranges + handles), plus sorting. @throws std::bad_alloc
 [[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
   sequence<piece> whole;
   for (domain_ref d = 0; d < a.streams.size(); ++d) {
@@ -14682,8 +14953,8 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   return whole;
 }
 
-/// Wholly free handles by size, the largest first; of one size the lower address comes first. Handles of one size are sorted only as far
-/// as they are looked at.
+/// Wholly free handles by size, the largest first; of one size the lower address comes first. Handles of one
+/// size are sorted only as far as they are looked at.
 class whole_handles {
  public:
   /// @throws std::bad_alloc
@@ -14718,9 +14989,10 @@ class whole_handles {
       }
     }
   }
-  /// Takes handles, the largest that fit first, until at most `leave` of `rest` bytes are left; not those for which is_taken(piece) is
-  /// true. Returns the smallest handle that did not fit, bytes 0 if there is none; of several the last one, if that is not taken.
-  /// O(sizes), and O(log handles) for each that is looked at for the first time @throws std::bad_alloc
+  /// Takes handles, the largest that fit first, until at most `leave` of `rest` bytes are left; not those for
+  /// which is_taken(piece) is true. Returns the smallest handle that did not fit, bytes 0 if there is none;
+  /// of several the last one, if that is not taken. O(sizes), and O(log handles) for each that is looked at
+  /// for the first time @throws std::bad_alloc
   template <class IsTaken>
   piece take(std::size_t& rest, std::size_t leave, sequence<piece>& chosen, IsTaken const& is_taken) {
     piece smallest_above;
@@ -14770,7 +15042,8 @@ class free_pieces {
   /// @param handles  number of all handles
   explicit free_pieces(std::size_t handles = 0) noexcept : handles_(handles) {}
 
-  /// From now on is_shown() is true for the handles of a view. O(its slots), and once O(handles) @throws std::bad_alloc
+  /// From now on is_shown() is true for the handles of a view. O(its slots), and once O(handles) @throws
+  /// std::bad_alloc
   void mark(view const& v) {
     shown_.resize(handles_);
     ++marked_;
@@ -14790,7 +15063,8 @@ class free_pieces {
   void sort_starts() noexcept {
     if (!std::exchange(are_sorted_, true)) sort(starts.begin(), starts.size(), smaller);
   }
-  /// The smallest start of at least `least` bytes that is not shown. O(log starts + slots of the view), and once a sort of the starts
+  /// The smallest start of at least `least` bytes that is not shown. O(log starts + slots of the view), and
+  /// once a sort of the starts
   [[nodiscard]] piece smallest_start(std::size_t least) noexcept {
     sort_starts();
     std::size_t from = 0;
@@ -14853,7 +15127,8 @@ struct choice {
   std::size_t left_over = 0;  ///< free bytes that stay unused in handles of which the block takes a part
 };
 
-/// The free end of one handle and the free start of another, at the two ends of a block; either may be missing.
+/// The free end of one handle and the free start of another, at the two ends of a block; either may be
+/// missing.
 struct piece_pair {
   piece end;
   piece start;
@@ -14861,8 +15136,8 @@ struct piece_pair {
   [[nodiscard]] std::size_t bytes() const noexcept { return end.bytes + start.bytes; }
 };
 
-/// The pair with the most bytes. A handle is mapped once: if the largest end and start are of one handle, the next best piece replaces
-/// it at one of them. O(pieces)
+/// The pair with the most bytes. A handle is mapped once: if the largest end and start are of one handle, the
+/// next best piece replaces it at one of them. O(pieces)
 inline piece_pair largest_pair(free_pieces const& free) noexcept {
   auto const largest_but_of = [](sequence<piece> const& from, handle_ref h) {
     piece most;
@@ -14885,7 +15160,8 @@ inline piece_pair largest_pair(free_pieces const& free) noexcept {
   return most;
 }
 
-/// The pair with the fewest bytes of at least `rest`, which the largest one has. Sorts the pieces. O(pieces log pieces)
+/// The pair with the fewest bytes of at least `rest`, which the largest one has. Sorts the pieces. O(pieces
+/// log pieces)
 inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
   sort(free.ends.begin(), free.ends.size(), free_pieces::smaller);
   free.sort_starts();
@@ -14908,8 +15184,9 @@ inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
   return best;
 }
 
-/// The parts of handles at the two ends of a block, for the `rest` bytes that whole handles leave: if parts are used up, the pair that
-/// fits best; otherwise the smallest sufficient free end or start of a handle, or the largest of each. O(pieces), plus sorting.
+/// The parts of handles at the two ends of a block, for the `rest` bytes that whole handles leave: if parts
+/// are used up, the pair that fits best; otherwise the smallest sufficient free end or start of a handle, or
+/// the largest of each. O(pieces), plus sorting.
 /// @param most   the largest pair
 /// @param whole  the smallest wholly free handle that is not taken; bytes 0 if there is none
 /// @param after  whether the block follows a view: no end is then used, and no start that the view shows
@@ -14937,12 +15214,14 @@ inline piece_pair choose_ends(free_pieces& free, piece_pair const& most, piece c
   return most;
 }
 
-/// Assembles a block. If it uses up parts, from as few whole handles as the largest free end and start of handles leave necessary, and
-/// the pair of such parts that fits best. Otherwise from the largest wholly free handles that fit, then for the rest the
-/// smallest sufficient free end or start of a handle, or one of each, or the start of a wholly free handle: few pieces, since each costs
-/// 27 us to map. O(free ranges + handles); after a view O(its slots + pieces of the block), plus one sort for all views.
+/// Assembles a block. If it uses up parts, from as few whole handles as the largest free end and start of
+/// handles leave necessary, and the pair of such parts that fits best. Otherwise from the largest wholly free
+/// handles that fit, then for the rest the smallest sufficient free end or start of a handle, or one of each,
+/// or the start of a wholly free handle: few pieces, since each costs 27 us to map. O(free ranges + handles);
+/// after a view O(its slots + pieces of the block), plus one sort for all views.
 /// @param free   what find_pieces() has found
-/// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
+/// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the
+/// view's handles is
 ///               taken
 /// @throws std::bad_alloc
 inline choice choose_pieces(free_pieces& free, growth_request const& request, std::size_t bytes,
@@ -15043,8 +15322,8 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
   (void)f(begin, end);
 }
 
-/// The smallest free stretch of a view that holds the request, or the place of the last block if that is free and has the same
-/// size.
+/// The smallest free stretch of a view that holds the request, or the place of the last block if that is free
+/// and has the same size.
 inline free_stretch find_stretch(arena const& a, page_map const& map, view const& v,
                                  growth_request const& request) {
   free_stretch best;
@@ -15092,8 +15371,9 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
 
 namespace TARN_NAMESPACE::detail {
 
-/// How far a handle may exceed what a part lacks, bytes: as much as that, or an eighth of what the part has. What is not needed now
-/// serves only the part's next requests. Without a bound a graph of 1 MiB could take a handle of 96.
+/// How far a handle may exceed what a part lacks, bytes: as much as that, or an eighth of what the part has.
+/// What is not needed now serves only the part's next requests. Without a bound a graph of 1 MiB could take a
+/// handle of 96.
 [[nodiscard]] inline std::size_t most_adopted(arena const& a, growth_request const& request,
                                               std::size_t bytes) noexcept {
   if (request.may_create == 0) return ~std::size_t{0};  // nothing else is left
@@ -15106,8 +15386,8 @@ inline constexpr std::size_t most_searched = 2048;
   return a.streams[a.streams.part(p).neutral_domain].range_count();
 }
 
-/// Finds handles side by side that have as many bytes as a request together, with the fewest too many. They are wholly free, and come
-/// one after another in the order of their addresses.
+/// Finds handles side by side that have as many bytes as a request together, with the fewest too many. They
+/// are wholly free, and come one after another in the order of their addresses.
 class handles_in_a_row {
  public:
   handles_in_a_row(std::size_t bytes, std::size_t most, bool may_join) noexcept
@@ -15143,8 +15423,9 @@ class handles_in_a_row {
   std::size_t best_sum_ = 0;
 };
 
-/// The handles that a part takes for `bytes`: handles side by side with the fewest bytes too many, or else, if they may be mapped
-/// together, the largest ones that fit and one for the rest. Empty if there are not enough. O(free ranges + handles)
+/// The handles that a part takes for `bytes`: handles side by side with the fewest bytes too many, or else,
+/// if they may be mapped together, the largest ones that fit and one for the rest. Empty if there are not
+/// enough. O(free ranges + handles)
 /// @param several  set to whether they must be mapped together @throws std::bad_alloc
 [[nodiscard]] inline sequence<piece> choose_adopted(arena const& a, page_map const& map,
                                                     growth_request const& request, std::size_t bytes,
@@ -15187,8 +15468,9 @@ class handles_in_a_row {
   return chosen;
 }
 
-/// Moves wholly free handles whose work is complete to the part of a request. Returns false if there are not enough, or the part is the
-/// common one; nothing has changed then. @param several  set to whether the handles must be mapped together
+/// Moves wholly free handles whose work is complete to the part of a request. Returns false if there are not
+/// enough, or the part is the common one; nothing has changed then. @param several  set to whether the
+/// handles must be mapped together
 /// @throws std::bad_alloc, nothing has changed
 inline bool adopt_handles(arena& a, page_map const& map, growth_request const& request, std::size_t bytes,
                           bool& several) {
@@ -15215,8 +15497,8 @@ inline bool adopt_handles(arena& a, page_map const& map, growth_request const& r
 
 namespace TARN_NAMESPACE::detail {
 
-/// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed it. Not for what graphs
-/// have the addresses of. O(ranges)
+/// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed
+/// it. Not for what graphs have the addresses of. O(ranges)
 template <class F>
 void for_each_free_stretch(arena const& a, F const& f) {
   for (range_ref r = 1; r < a.ranges.size(); ++r) {
@@ -15326,32 +15608,34 @@ class largest_size {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/page_segments.hpp
-// The physical handles behind addresses of a growth by pages: listed, and pinned. A pinned handle is not given back
-// (page_growth.hpp), put to sleep (page_sleep.hpp) or replaced (page_compact.hpp), and a view that shows a pinned block is not
-// unmapped (page_views.hpp).
+// The physical handles behind addresses of a growth by pages: listed, and pinned. A pinned handle is not
+// given back (page_growth.hpp), put to sleep (page_sleep.hpp) or replaced (page_compact.hpp), and a view that
+// shows a pinned block is not unmapped (page_views.hpp).
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/pages/page_views.hpp
-// The views of a pool over free handles: an existing view is reused, or extended if its end is free; new views are mapped, and
-// old ones unmapped.
+// The views of a pool over free handles: an existing view is reused, or extended if its end is free; new
+// views are mapped, and old ones unmapped.
 //
-// Over 400 lines: what changes a view's slots is here, also for sleep (page_sleep.hpp) and compact (page_compact.hpp).
+// Over 400 lines: what changes a view's slots is here, also for sleep (page_sleep.hpp) and compact
+// (page_compact.hpp).
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/pages/address_space.hpp
-// The division of the pool's one virtual range: a quarter for the home addresses of each zone's handles, the rest for views.
-// Keeps the holes, which are addresses with nothing mapped. Pure bookkeeping.
+// The division of the pool's one virtual range: a quarter for the home addresses of each zone's handles, the
+// rest for views. Keeps the holes, which are addresses with nothing mapped. Pure bookkeeping.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace TARN_NAMESPACE::detail {
 
-/// Address space is reserved this many times the device's memory. It costs the driver 5-77 us once, whatever its size.
+/// Address space is reserved this many times the device's memory. It costs the driver 5-77 us once, whatever
+/// its size.
 inline constexpr std::size_t reservation_factor = 16;
 
 class address_space {
@@ -15430,9 +15714,10 @@ class address_space {
 
 namespace TARN_NAMESPACE::detail {
 
-/// A view is extended if that maps at least this many handles fewer than a new one, and leaves at most this part of the request
-/// more unused next to it; for less, the best fitting pieces are worth more. Measured on the recorded traces from 1 to 12
-/// handles, and from a 16th to a 64th: all other values lose up to 0.02 of utilisation on one of them or another.
+/// A view is extended if that maps at least this many handles fewer than a new one, and leaves at most this
+/// part of the request more unused next to it; for less, the best fitting pieces are worth more. Measured on
+/// the recorded traces from 1 to 12 handles, and from a 16th to a 64th: all other values lose up to 0.02 of
+/// utilisation on one of them or another.
 inline constexpr std::size_t least_saving = 6;
 inline constexpr std::size_t left_over_part = 32;
 
@@ -15480,14 +15765,15 @@ class page_views {
   /// Whether idle views should be unmapped before a new one is made.
   [[nodiscard]] bool is_full() const noexcept { return in_use_ >= most_views; }
 
-  /// Unmaps the older half of the idle views. Waits on the host for their work if there are at least twice most_views.
+  /// Unmaps the older half of the idle views. Waits on the host for their work if there are at least twice
+  /// most_views.
   void drop_idle(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker) {
     drop_views(a, hot, order, taker, in_use_ >= 2 * most_views ? patience::wait : patience::none,
                by_use_.size() / 2);
   }
 
-  /// Joins pieces into one block: at the end of a view that holds most of them, or in a new view. Null if no address was left;
-  /// old views have then been unmapped, and the caller must choose again.
+  /// Joins pieces into one block: at the end of a view that holds most of them, or in a new view. Null if no
+  /// address was left; old views have then been unmapped, and the caller must choose again.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   [[nodiscard]] void* build(arena& a, may_release hot, ordering<driver_type>& order,
                             looked_up<free_pieces>& free, looked_up<choice> const& c,
@@ -15528,8 +15814,8 @@ class page_views {
       }
     }
   }
-  /// Calls f(handle, offset, bytes) for the parts of the handles behind addresses of a view, in order, until f returns false.
-  /// Returns the view, or null if there is none with all of them. O(views)
+  /// Calls f(handle, offset, bytes) for the parts of the handles behind addresses of a view, in order, until
+  /// f returns false. Returns the view, or null if there is none with all of them. O(views)
   template <class F>
   view* each_part(std::uintptr_t address, std::size_t bytes, F const& f) {
     for (view& v : views_) {
@@ -15556,7 +15842,8 @@ class page_views {
       if (v.shows(h)) v.view_slots.reserve(v.view_slots.size() + count);
     }
   }
-  /// Divides a handle's slots: `handles` are at their places now, 0 for a gap, of bytes_of(index) each. Requires room.
+  /// Divides a handle's slots: `handles` are at their places now, 0 for a gap, of bytes_of(index) each.
+  /// Requires room.
   template <class BytesOf>
   void divide(handle_ref h, sequence<handle_ref> const& handles, BytesOf const& bytes_of) noexcept {
     for (view& v : views_) {
@@ -15573,7 +15860,8 @@ class page_views {
     }
   }
 
-  /// Unmaps everything that is mapped, and keeps addresses and slots for map_all(). Nothing on the device uses it.
+  /// Unmaps everything that is mapped, and keeps addresses and slots for map_all(). Nothing on the device
+  /// uses it.
   void unmap_all() noexcept {
     for (view const& v : views_) unmap_slots(v);
   }
@@ -15683,7 +15971,8 @@ class page_views {
     return make_live(a, carved, p.view, p.at.offset, request);
   }
 
-  /// Maps the pieces' handles next to each other in a new region of twice their size, so that the view can be extended later.
+  /// Maps the pieces' handles next to each other in a new region of twice their size, so that the view can be
+  /// extended later.
   void* make(arena& a, may_release hot, ordering<driver_type>& order, looked_up<choice> const& chosen,
              growth_request const& request) {
     choice const& c = chosen.get(hot.held());
@@ -15780,8 +16069,9 @@ class page_views {
     return reinterpret_cast<void*>(v.address + offset);
   }
 
-  /// Unmaps views without live blocks whose last work is complete, except for the `kept` most recently used ones. Checks each
-  /// view immediately before unmapping it: unmapping releases the lock, so other views may change meanwhile.
+  /// Unmaps views without live blocks whose last work is complete, except for the `kept` most recently used
+  /// ones. Checks each view immediately before unmapping it: unmapping releases the lock, so other views may
+  /// change meanwhile.
   void drop_views(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker,
                   patience const chosen, std::size_t kept) {
     bool captured = false;
@@ -15888,8 +16178,8 @@ class page_segments {
  public:
   page_segments(page_map& map, page_views<Source>& views) noexcept : map_(map), views_(views) {}
 
-  /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all live: then f was
-  /// called for some of them. O(views + segments)
+  /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all
+  /// live: then f was called for some of them. O(views + segments)
   template <class F>
   [[nodiscard]] bool each(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
     std::size_t done = 0;
@@ -15903,7 +16193,8 @@ class page_segments {
                 })
         .all;
   }
-  /// Keeps the handles behind these bytes mapped where they are until unpin(). each() has found all of them. Pins are counted.
+  /// Keeps the handles behind these bytes mapped where they are until unpin(). each() has found all of them.
+  /// Pins are counted.
   void pin(std::uintptr_t address, std::size_t bytes) noexcept {
     view* const v = walk(address, bytes, [&](handle_ref h, std::size_t, std::size_t) {
                       map_.pin(h);
@@ -15958,14 +16249,16 @@ class page_segments {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/relocate/page_compact.hpp
-// Compaction of a growth by pages: a handle that is only partly in use is replaced by smaller ones, at the same addresses.
+// Compaction of a growth by pages: a handle that is only partly in use is replaced by smaller ones, at the
+// same addresses.
 //
 //   home   | live | free      free | live |          one handle
 //   after  | live |      hole      | live |          two handles; what is not a whole free granule stays
 //
-// Per handle: create the new handles, map them at a temporary address, copy, unmap the old one from its home and its views, map
-// the new ones there. The old handle is destroyed last, so that it can be mapped again if a call fails. If mapping it fails as
-// well, it is left unmapped and the pool must fall asleep, until wake() can map it.
+// Per handle: create the new handles, map them at a temporary address, copy, unmap the old one from its home
+// and its views, map the new ones there. The old handle is destroyed last, so that it can be mapped again if
+// a call fails. If mapping it fails as well, it is left unmapped and the pool must fall asleep, until wake()
+// can map it.
 
 #include <cstddef>
 #include <cstdint>
@@ -15979,13 +16272,14 @@ class page_segments {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Whether the address and the contents of a range are kept. Of what captures received free ranges are kept, too, since their graphs
-/// use them.
+/// Whether the address and the contents of a range are kept. Of what captures received free ranges are kept,
+/// too, since their graphs use them.
 [[nodiscard]] inline bool is_kept(arena const& a, range const& node) noexcept {
   return node.state == range_state::live || (node.state == range_state::free && a.keeps_address(node));
 }
 
-/// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the handle)
+/// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the
+/// handle)
 template <class F>
 void for_each_kept(arena const& a, physical const& handle, F&& f) {
   std::uintptr_t const handle_end = handle.home + handle.bytes;
@@ -16018,10 +16312,11 @@ class page_compact {
                page_views<Source>& views)
       : source_(source), counters_(counters), map_(map), addresses_(space), views_(views) {}
 
-  /// Gives back all granules without live bytes whose work is complete. A handle for which the driver has no memory or no
-  /// addresses left stays as it is.
+  /// Gives back all granules without live bytes whose work is complete. A handle for which the driver has no
+  /// memory or no addresses left stays as it is.
   /// @throws cuda_error, std::bad_alloc  contents and addresses are kept; handles done before stay compacted
-  /// @throws out_of_memory               only if take_unmapped(): the driver could not map a handle that it had unmapped
+  /// @throws out_of_memory               only if take_unmapped(): the driver could not map a handle that it
+  /// had unmapped
   void compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream) {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes == 0 || map_[h].pins != 0) continue;
@@ -16219,7 +16514,8 @@ class page_compact {
       at = end;
     }
   }
-  /// Puts the free ranges of a new handle into their indexes again: what counts as split depends on the handles.
+  /// Puts the free ranges of a new handle into their indexes again: what counts as split depends on the
+  /// handles.
   static void count_again(arena& a, std::uintptr_t address, std::size_t bytes) {
     for (std::uintptr_t at = address; at < address + bytes;) {
       range_ref r = a.starts.find(a.ranges, at);
@@ -16260,19 +16556,21 @@ class page_compact {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/relocate/page_sleep.hpp
-// A growth by pages that sleeps: its physical memory is given back, its addresses, sizes and views are kept. Each direction has a
-// step that can fail and changes nothing if it does, and a step that cannot fail, so that a pool and its graph memories fall
-// asleep and wake together or not at all.
+// A growth by pages that sleeps: its physical memory is given back, its addresses, sizes and views are kept.
+// Each direction has a step that can fail and changes nothing if it does, and a step that cannot fail, so
+// that a pool and its graph memories fall asleep and wake together or not at all.
 //
 //   sleep   save()      enqueues the copies of kept contents to the host
 //           release()   unmaps the views; for each handle, waits for its copy, unmaps its home and destroys it
 //   wake    restore()   for each handle, creates it, maps its home and enqueues the copy back; maps the views; waits for the copies
 //           keep()      frees the copy on the host; or release() again, which leaves the copy as it was
 //
-// If compact() can map a handle neither new nor old, unmap() leaves all handles created and maps none: restore() maps them.
+// If compact() can map a handle neither new nor old, unmap() leaves all handles created and maps none:
+// restore() maps them.
 //
-// Per handle on an H200: sleep about 35 us, wake 45 us, and 20 us for each view that shows it. The driver makes and destroys
-// handles while it copies others, so that with kept contents these times are hidden behind the copies.
+// Per handle on an H200: sleep about 35 us, wake 45 us, and 20 us for each view that shows it. The driver
+// makes and destroys handles while it copies others, so that with kept contents these times are hidden behind
+// the copies.
 
 #include <cstddef>
 #include <cstdint>
@@ -16284,10 +16582,11 @@ class page_compact {
 
 namespace TARN_NAMESPACE::detail {
 
-/// One contiguous sequence of bytes, addressed by position, in chunks of pinned memory. Used by one thread at a time.
+/// One contiguous sequence of bytes, addressed by position, in chunks of pinned memory. Used by one thread at
+/// a time.
 ///
-/// save() and load() enqueue copies on a stream of its own, in the order of their positions. Copies that were enqueued before an error
-/// continue: call abandon() or close() before the device memory changes.
+/// save() and load() enqueue copies on a stream of its own, in the order of their positions. Copies that were
+/// enqueued before an error continue: call abandon() or close() before the device memory changes.
 template <class Driver>
 class host_copy {
  public:
@@ -16296,7 +16595,8 @@ class host_copy {
   host_copy& operator=(host_copy const&) = delete;
   ~host_copy() { close(); }
 
-  /// Begins an empty copy of `bytes`, in the memory of the last one. save() allocates more as it needs it. @throws std::bad_alloc
+  /// Begins an empty copy of `bytes`, in the memory of the last one. save() allocates more as it needs it.
+  /// @throws std::bad_alloc
   void open(std::size_t bytes) {
     std::size_t const count = (bytes + chunk_bytes - 1) / chunk_bytes;
     chunks_.reserve(count);
@@ -16307,7 +16607,8 @@ class host_copy {
     done_ = 0;
   }
 
-  /// Copies from device memory to [position, position + bytes). @throws out_of_memory, std::bad_alloc, cuda_error
+  /// Copies from device memory to [position, position + bytes). @throws out_of_memory, std::bad_alloc,
+  /// cuda_error
   void save(std::size_t position, void const* from, std::size_t bytes) {
     auto const* source = static_cast<unsigned char const*>(from);
     for_each_part(position, bytes, [&](void* part, std::size_t count) {
@@ -16369,9 +16670,11 @@ class host_copy {
   }
 
  private:
-  /// Small enough that no large contiguous allocation is needed; while one is allocated, the copies to the one before it run.
+  /// Small enough that no large contiguous allocation is needed; while one is allocated, the copies to the
+  /// one before it run.
   static constexpr std::size_t chunk_bytes = 256_MiB;
-  /// Handles are given back while later ones are copied: what is left after the last copy is a part in most_marks.
+  /// Handles are given back while later ones are copied: what is left after the last copy is a part in
+  /// most_marks.
   static constexpr std::size_t most_marks = 32;
 
   struct chunk {
@@ -16388,8 +16691,8 @@ class host_copy {
     if (status const s = driver_.copy(stream_->get(), to, from, bytes); !s.ok())
       throw cuda_error(s, driver_.device().value);
   }
-  /// Marks the end of the copies of all bytes before `position`, where at least a part of all bytes was enqueued since the last mark.
-  /// Does nothing if the driver refuses.
+  /// Marks the end of the copies of all bytes before `position`, where at least a part of all bytes was
+  /// enqueued since the last mark. Does nothing if the driver refuses.
   void mark(std::size_t position) noexcept {
     std::size_t const last = mark_count_ != 0 ? marks_[mark_count_ - 1].position : 0;
     if (mark_count_ == most_marks || position - last < bytes_ / most_marks) return;
@@ -16449,7 +16752,8 @@ class host_copy {
 namespace TARN_NAMESPACE::detail {
 
 /// Meanwhile nothing allocates from the pool, so no handle is created or taken, and other threads only
-/// free blocks: a stretch that was found live may be free later, which makes its copy superfluous and never wrong.
+/// free blocks: a stretch that was found live may be free later, which makes its copy superfluous and never
+/// wrong.
 template <page_source Source>
 class page_sleep {
  public:
@@ -16464,8 +16768,8 @@ class page_sleep {
         views_(views),
         copy_(source.driver()) {}
 
-  /// Enqueues copies of kept contents to the host, for release() or forget(). No work on the device uses the memory until wake()
-  /// returns.
+  /// Enqueues copies of kept contents to the host, for release() or forget(). No work on the device uses the
+  /// memory until wake() returns.
   /// @throws out_of_memory               pinned memory is lacking; nothing has changed
   /// @throws cuda_error, std::bad_alloc  nothing has changed
   void save(growth_lock const&, arena const& a, may_release hot, contents const where) {
@@ -16483,8 +16787,9 @@ class page_sleep {
     if (kept != 0) copy_all(found, kept);
     saved_.swap(found);
   }
-  /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so. If the
-  /// driver does not report that a copy is complete, its handle and the later ones stay mapped.
+  /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap()
+  /// kept stay so. If the driver does not report that a copy is complete, its handle and the later ones stay
+  /// mapped.
   std::size_t release(growth_lock const& growing) noexcept {
     if (keeps_handles_) {
       unmap(growing);
@@ -16551,7 +16856,8 @@ class page_sleep {
     copies_may_run_ = !done.ok();
     return done;
   }
-  /// The same, before anything is destroyed or mapped again. @throws cuda_error  they may still run; nothing has changed
+  /// The same, before anything is destroyed or mapped again. @throws cuda_error  they may still run; nothing
+  /// has changed
   void require_finished_copies(growth_lock const& growing, may_release hot) {
     if (!copies_may_run_) return;
     unlocked const open(hot);
@@ -16566,7 +16872,8 @@ class page_sleep {
     sequence<stretch>().swap(saved_);
   }
 
-  /// Unmaps and destroys a handle that is in no view, as far as it is mapped and created; returns the bytes given back.
+  /// Unmaps and destroys a handle that is in no view, as far as it is mapped and created; returns the bytes
+  /// given back.
   std::size_t destroy(growth_lock const& growing, handle_ref h) noexcept {
     physical const p = map_[h];
     if (p.state == backing::mapped) unmap_home(p);
@@ -16693,8 +17000,9 @@ class page_growth {
     return map_.host_bytes() + views_.host_bytes() + sleep_.host_bytes();
   }
 
-  /// Serves the request: sets `block` if it was assembled from pieces; otherwise leaves a free range of at least
-  /// `request.bytes` in the taker's domain. Returns false if free memory does not suffice and nothing may be created.
+  /// Serves the request: sets `block` if it was assembled from pieces; otherwise leaves a free range of at
+  /// least `request.bytes` in the taker's domain. Returns false if free memory does not suffice and nothing
+  /// may be created.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>& order,
             growth_request const& request, void*& block) {
@@ -16748,14 +17056,16 @@ class page_growth {
     return detail::largest_block(a, map_, left, may_remap);
   }
 
-  /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles can be mapped together.
+  /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles
+  /// can be mapped together.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
     return a.joins_handles ? ~std::size_t{0} : most_beside(a, align_up(request.bytes, usual_granule));
   }
 
-  /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are
-  /// reserved. Returns the bytes given back. Gives nothing back inside restore() and compact(), whose handles it could be: a
-  /// handler of the source may call it there. O(handles + slots of views + free ranges).
+  /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most
+  /// `keep` bytes are reserved. Returns the bytes given back. Gives nothing back inside restore() and
+  /// compact(), whose handles it could be: a handler of the source may call it there. O(handles + slots of
+  /// views + free ranges).
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     if (!map_.is_open() || is_moving_ || counters_.reserved <= keep) return 0;
     return drop(growing, a, hot, keep);
@@ -16773,15 +17083,15 @@ class page_growth {
     moving const now(*this);
     return sleep_.restore(growing, hot);
   }
-  /// Gives back the granules that hold no live byte; returns the number of stretches of live bytes. Copies on `stream`. See
-  /// page_compact.
+  /// Gives back the granules that hold no live byte; returns the number of stretches of live bytes. Copies on
+  /// `stream`. See page_compact.
   std::size_t compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream) {
     moving const now(*this);
     compact_.compact(growing, a, hot, stream);
     return compact_.stretches(a);
   }
-  /// After a failure of compact(): if it left a handle that is mapped nowhere, unmaps all others as well and returns true. The
-  /// pool is then asleep, and restore() maps them.
+  /// After a failure of compact(): if it left a handle that is mapped nowhere, unmaps all others as well and
+  /// returns true. The pool is then asleep, and restore() maps them.
   [[nodiscard]] bool unmap_incomplete(growth_lock const& growing) noexcept {
     if (!compact_.take_unmapped()) return false;
     sleep_.unmap(growing);
@@ -16866,14 +17176,16 @@ class page_growth {
     return given;
   }
 
-  /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not known
+  /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not
+  /// known
   void open(arena& a, may_release hot, std::size_t total) {
     void* base = nullptr;
     std::size_t bytes = 0;
     std::size_t grain = 0;
     {
       unlocked const released(hot);
-      // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned to it.
+      // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned
+      // to it.
       grain = max_of(source_.granularity(), usual_granule);
       std::size_t available = 0;
       if (total == 0) (void)source_.driver().memory_info(available, total);
@@ -16922,7 +17234,8 @@ class page_growth {
     return best;
   }
 
-  /// Creates handles for `need` bytes, after the free range of `e` or at a new address. Returns false if no address is left.
+  /// Creates handles for `need` bytes, after the free range of `e` or at a new address. Returns false if no
+  /// address is left.
   bool create(growth_lock const& growing, arena& a, may_release hot, growth_request const& request,
               looked_up<extension> const& found, std::size_t need) {
     extension const e = found.get(hot.held());
@@ -16998,8 +17311,8 @@ class page_growth {
     }
   }
 
-  /// A request this large is refused before its first handle is created if the device does not have that much free memory:
-  /// otherwise it would briefly take the whole device. The query costs 5-100 us.
+  /// A request this large is refused before its first handle is created if the device does not have that much
+  /// free memory: otherwise it would briefly take the whole device. The query costs 5-100 us.
   static constexpr std::size_t ask_first_limit = 1_GiB;
   void refuse_what_is_not_free(std::size_t total) {
     std::size_t available = 0;
@@ -17034,9 +17347,9 @@ class page_growth {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/segment_growth.hpp
-// Growth by segments: whole blocks of an upstream resource that has no pages to map (cudaMalloc, pinned memory, another pool).
-// A segment cannot be moved or extended; wholly free ones are given back when memory is short, and when too many would be kept
-// (ladder.hpp).
+// Growth by segments: whole blocks of an upstream resource that has no pages to map (cudaMalloc, pinned
+// memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when memory
+// is short, and when too many would be kept (ladder.hpp).
 
 #include <concepts>
 #include <cstddef>
@@ -17045,12 +17358,14 @@ class page_growth {
 #include <utility>
 
 // ---- tarn/pool/tool/description.hpp
-// What a pool reports to a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
+// What a pool reports to a tool that watches memory (compute-sanitizer, the simulated one): which bytes are
+// handed out.
 //
-// Without a tool this costs one byte, read when a call reaches the arena. With a tool the pool behaves differently: it uses
-// whole blocks of the driver, also in place of pages and of cudaMallocAsync's memory, which tools refuse; it has no magazines;
-// an unowned guard of `guard_bytes` follows every block; a freed block is waited for on its stream, stops being a region, and
-// is quarantined for a while. So an access past the requested size, before it, or after the free is outside every region:
+// Without a tool this costs one byte, read when a call reaches the arena. With a tool the pool behaves
+// differently: it uses whole blocks of the driver, also in place of pages and of cudaMallocAsync's memory,
+// which tools refuse; it has no magazines; an unowned guard of `guard_bytes` follows every block; a freed
+// block is waited for on its stream, stops being a region, and is quarantined for a while. So an access past
+// the requested size, before it, or after the free is outside every region:
 //
 //   heap     |--------------------------- one segment -------------------------|
 //   regions   [ asked ]          [ asked ]                    [ asked ]
@@ -17065,17 +17380,18 @@ class page_growth {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide requires no
-/// distance; with this one, an overrun by one thread block of words does not reach the next block.
+/// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide
+/// requires no distance; with this one, an overrun by one thread block of words does not reach the next
+/// block.
 inline constexpr std::size_t guard_bytes = 256;
 
-/// Bounds of the quarantine, in blocks and in bytes. If the driver has no more memory, all quarantined blocks return to the
-/// heap.
+/// Bounds of the quarantine, in blocks and in bytes. If the driver has no more memory, all quarantined blocks
+/// return to the heap.
 inline constexpr std::size_t quarantine_blocks = 1024;
 inline constexpr std::size_t quarantine_bytes = 256_MiB;
 
-/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its own blocks, and
-/// over memory that a tool refuses.
+/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its
+/// own blocks, and over memory that a tool refuses.
 template <class Layer>
 constexpr bool gives_heaps() noexcept {
   return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
@@ -17083,14 +17399,16 @@ constexpr bool gives_heaps() noexcept {
   });
 }
 
-/// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
+/// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be
+/// heaps.
 template <class Source>
 inline constexpr bool is_describable =
     describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
     !has_property<Source, host_accessible> &&
     (has_plain_blocks<Source> || gives_heaps<layer_behind<Source>>());
 
-/// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are lost.
+/// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are
+/// lost.
 template <describing_driver Driver>
 class description {
  public:
@@ -17157,8 +17475,8 @@ class description {
     forget_left(address(p), bytes);
     if (heap const* const h = heap_of(address(p)); h != nullptr) tool_.register_region(h->handle, p, bytes);
   }
-  /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is no longer live,
-  /// but still a region.
+  /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is
+  /// no longer live, but still a region.
   std::size_t take_back(void* p, std::size_t bytes) noexcept {
     std::lock_guard const guard(mutex_);
     std::size_t const asked = live_.find(address(p));
@@ -17176,8 +17494,8 @@ class description {
     std::lock_guard const guard(mutex_);
     if (!is_left(address(p))) end_region(address(p));
   }
-  /// Waits for the stream of a block that is deferred; does nothing if the block is not live or has another size, which is
-  /// reported later.
+  /// Waits for the stream of a block that is deferred; does nothing if the block is not live or has another
+  /// size, which is reported later.
   void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
     {
       std::lock_guard const guard(mutex_);
@@ -17186,8 +17504,8 @@ class description {
     wait_for(p, bytes, stream);
   }
 
-  /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If `fits()` is
-  /// false, there never will be room.
+  /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If
+  /// `fits()` is false, there never will be room.
   [[nodiscard]] bool keep(freed_block const& b) noexcept {
     std::lock_guard const guard(mutex_);
     if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
@@ -17229,9 +17547,9 @@ class description {
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
-  /// Waits for the stream's work on a live block. During a capture of the stream that is impossible, and the graph may still
-  /// run: the region then stays until its bytes are handed out again. If the stream may be destroyed, its handle is not
-  /// queried: waits for the whole device's work.
+  /// Waits for the stream's work on a live block. During a capture of the stream that is impossible, and the
+  /// graph may still run: the region then stays until its bytes are handed out again. If the stream may be
+  /// destroyed, its handle is not queried: waits for the whole device's work.
   void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
     if (life_of(driver_, stream) != stream_life::alive) {
       if (is_of_capture(wait_for_all_work(driver_))) leave(p, bytes);
@@ -17379,8 +17697,9 @@ class segment_growth {
   segment_growth(Source& source, growth_counters& counters, description_type& tool)
       : source_(source), counters_(counters), tool_(tool) {}
 
-  /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
-  /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
+  /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is
+  /// held on entry and return, and released around the upstream's call. @throws what the upstream throws;
+  /// nothing has changed
   bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>&,
             growth_request const& request, void*&) {
     if (request.part != common && !tool_.active() && adopt(a, request)) return true;
@@ -17397,8 +17716,8 @@ class segment_growth {
       unlocked const open(hot);
       try {
         base = take(bytes, request.part);
-        // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
-        // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
+        // Blocks of whole segment grains nearly always start on a range grain. Request room for the other
+        // case only when it occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
           give(base, bytes, alignment_);
           count_made(growing, base, bytes, request.where);
@@ -17437,8 +17756,8 @@ class segment_growth {
                        align_up(request.bytes, segment_grain_below(is_limited<layer_type>(), request.where)));
   }
 
-  /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
-  /// back. O(free ranges). @throws std::bad_alloc, nothing has changed
+  /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns
+  /// the bytes given back. O(free ranges). @throws std::bad_alloc, nothing has changed
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     if (counters_.reserved <= keep) return 0;
     looked_up<sequence<range_ref>> const whole(hot.held(), free_segments(a));
@@ -17511,7 +17830,8 @@ class segment_growth {
   [[nodiscard]] bool are_plain() const noexcept {
     return has_plain_blocks<Source> && (page_source<Source> || tool_.active());
   }
-  /// Takes a block, which is a heap to a tool; not one for graphs, which use its memory also while no block lies in it.
+  /// Takes a block, which is a heap to a tool; not one for graphs, which use its memory also while no block
+  /// lies in it.
   [[nodiscard]] void* take_block(std::size_t bytes, part_ref part) {
     void* p = nullptr;
     if constexpr (has_plain_blocks<Source>) {
@@ -17538,8 +17858,8 @@ class segment_growth {
     zone where = zone::smaller;
   };
 
-  /// Gives the smallest wholly free segment that serves a request, and no more than twice as large, to its part. Returns false if there
-  /// is none.
+  /// Gives the smallest wholly free segment that serves a request, and no more than twice as large, to its
+  /// part. Returns false if there is none.
   bool adopt(arena& a, growth_request const& request) noexcept {
     std::size_t const least = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
     range_ref best = 0;
@@ -17561,7 +17881,8 @@ class segment_growth {
     return true;
   }
 
-  /// The wholly free segments whose work is complete, larger ones mostly first. O(free ranges) @throws std::bad_alloc
+  /// The wholly free segments whose work is complete, larger ones mostly first. O(free ranges) @throws
+  /// std::bad_alloc
   [[nodiscard]] static sequence<range_ref> free_segments(arena const& a) {
     sequence<range_ref> whole;
     for (domain_ref d = 0; d < a.streams.size(); ++d) {
@@ -17619,7 +17940,8 @@ class pool_growth {
   using driver_type = typename Source::driver_type;
   using description_type = typename description_of<Source>::type;
 
-  /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
+  /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not
+  /// pass plain blocks on
   pool_growth(Source source, growth_counters& counters, description_type& tool)
       : source_(std::move(source)),
         tool_(tool),
@@ -17704,7 +18026,8 @@ class heap {
   /// Whether a tool that watches memory may be notified of the blocks.
   static constexpr bool describes = is_describable<Upstream>;
 
-  /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
+  /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not
+  /// pass plain blocks on
   heap(Upstream upstream, pooled const& chosen)
       : options_(chosen),
         order_(upstream.driver(), named),
@@ -17723,7 +18046,8 @@ class heap {
 
   [[nodiscard]] TARN_ALWAYS_INLINE hot_lock lock_hot() noexcept { return hot_lock(hot_); }
   [[nodiscard]] growth_lock lock_growth() { return growth_lock(growth_mutex_); }
-  /// Returns false if another thread holds the growth lock. Otherwise the caller calls adopt_growth_lock() next.
+  /// Returns false if another thread holds the growth lock. Otherwise the caller calls adopt_growth_lock()
+  /// next.
   [[nodiscard]] bool try_lock_growth() noexcept { return growth_mutex_.try_lock(); }
   [[nodiscard]] growth_lock adopt_growth_lock() noexcept { return {growth_mutex_, std::adopt_lock}; }
   /// Whether the calling thread holds it.
@@ -17753,14 +18077,15 @@ class heap {
 
   [[nodiscard]] driver_type const& driver() const noexcept { return order_.driver(); }
   [[nodiscard]] Upstream& upstream() noexcept { return growth_.source(); }
-  /// Whether the memory is plain blocks in place of what the source is made for. May become true before the first growth.
+  /// Whether the memory is plain blocks in place of what the source is made for. May become true before the
+  /// first growth.
   [[nodiscard]] bool uses_plain_blocks() const noexcept { return growth_.uses_plain_blocks(); }
   /// Whether the memory is pages: physical handles at addresses that the pool keeps.
   [[nodiscard]] bool uses_pages() const noexcept { return growth_.uses_pages(); }
   // ---- taking
 
-  /// Takes a block, or up to `batch.wanted` blocks of a class that has runs, from the taker's own memory, then from neutral
-  /// memory. Returns false if neither has one. Requires arena::make_room(). O(1).
+  /// Takes a block, or up to `batch.wanted` blocks of a class that has runs, from the taker's own memory,
+  /// then from neutral memory. Returns false if neither has one. Requires arena::make_room(). O(1).
   bool take(hot_lock const&, domain_ref taker, block_request const& r, block_batch& batch) noexcept {
     if (is_asleep()) [[unlikely]]
       return false;
@@ -17775,7 +18100,8 @@ class heap {
 
   // ---- parts
 
-  /// Returns false if a live block is of the common part. May return true for such a block where the memory is segments. Needs no lock.
+  /// Returns false if a live block is of the common part. May return true for such a block where the memory
+  /// is segments. Needs no lock.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_be_in_part(void const* p) const noexcept {
     if (space_.reserved_in_parts.load(std::memory_order_relaxed) == 0) return false;
     return space_.pages == nullptr || space_.pages->part_at(reinterpret_cast<std::uintptr_t>(p)) != common;
@@ -17857,7 +18183,8 @@ class heap {
     uncached_live_.bytes += bytes;
     uncached_live_.blocks += blocks;
   }
-  /// Counts a served request. @param uncached  whether no thread cache counts the block; a guard is not counted
+  /// Counts a served request. @param uncached  whether no thread cache counts the block; a guard is not
+  /// counted
   void count_if_uncached(hot_lock const& held, block_request const& r, bool uncached) noexcept {
     if (uncached) count_uncached(held, static_cast<std::int64_t>(rounded_bytes(r.asked, r.alignment)), 1);
     space_.count_splits();
@@ -17897,7 +18224,8 @@ class heap {
     return id;
   }
 
-  /// A stream that exists, with its identity and, for later, the device where it lives. @throws cuda_error  the driver does not know it
+  /// A stream that exists, with its identity and, for later, the device where it lives. @throws cuda_error
+  /// the driver does not know it
   [[nodiscard]] stream_ref known(stream_ref stream) const {
     stream_id id = stream.id();
     if (id != stream_ref::unknown_id) return stream;
@@ -17922,8 +18250,8 @@ class heap {
 
   /// Returns whether streams should be swept. Needs no lock.
   [[nodiscard]] bool is_crowded() const noexcept { return space_.streams.is_crowded(); }
-  /// Forgets streams that no longer use the pool, including default streams of ended threads. If another thread is climbing, a
-  /// later call does it.
+  /// Forgets streams that no longer use the pool, including default streams of ended threads. If another
+  /// thread is climbing, a later call does it.
   TARN_NOINLINE void sweep_streams(sweep_of which) noexcept {
     if (!try_lock_growth()) return;
     growth_lock const growing = adopt_growth_lock();
@@ -17933,8 +18261,8 @@ class heap {
 
   // ---- under the growth lock
 
-  /// Gives free memory back to the source until at most `keep_bytes` are reserved, after the host has waited for the streams
-  /// that freed it. Returns the bytes given back.
+  /// Gives free memory back to the source until at most `keep_bytes` are reserved, after the host has waited
+  /// for the streams that freed it. Returns the bytes given back.
   std::size_t shrink(growth_lock const& growing, std::size_t keep_bytes,
                      giving how = giving::what_is_waited_for) {
     hot_lock held(hot_);
@@ -17945,17 +18273,19 @@ class heap {
       collect_finished(growing, space_, order_, may_release(held));
     }
     std::size_t const given = growth_.shrink(growing, space_, may_release(held), keep_bytes);
-    // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
-    // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
+    // What was given back no longer counts as a peak up to which growth creates handles before it remaps free
+    // ones: an emptied pool grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434
+    // MiB after empty_cache() instead of 1,364.
     std::size_t const reserved = space_.reserved_of(common, counters_.reserved);
     if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, reserved));
     space_.count_splits();
     return given;
   }
-  /// Ends a step of the live_window. If the live peak has fallen, gives back the handles beyond the window's peak that are free and that
-  /// no work uses. Never waits: work of all streams is marked, and what is not complete stays until a later step, after as many
-  /// allocated bytes as live_window counts. To wait here would stall an allocate() for the whole queue of the device, for memory
-  /// that no request lacks. Only where memory is pages, since the driver waits for the device before it frees a plain block.
+  /// Ends a step of the live_window. If the live peak has fallen, gives back the handles beyond the window's
+  /// peak that are free and that no work uses. Never waits: work of all streams is marked, and what is not
+  /// complete stays until a later step, after as many allocated bytes as live_window counts. To wait here
+  /// would stall an allocate() for the whole queue of the device, for memory that no request lacks. Only
+  /// where memory is pages, since the driver waits for the device before it frees a plain block.
   void give_back_unused(growth_lock const& growing, stream_id id) {
     if (is_asleep()) return;
     hot_lock held(hot_);
@@ -17976,7 +18306,8 @@ class heap {
         is_captured = may_be_capturing(driver(), stream);
       }
       if (is_captured) return;
-      // The mark of the step before: where the device is always behind, a new one would never be found complete.
+      // The mark of the step before: where the device is always behind, a new one would never be found
+      // complete.
       if (!order_.is_running(space_, releasing, d)) (void)order_.settle(space_, releasing, d);
     }
     mark_other_streams(growing, releasing, id);
@@ -18001,7 +18332,8 @@ class heap {
     r.lacking = bytes - bound.bytes;
     throw out_of_memory(r);
   }
-  /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
+  /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open
+  /// capture forbids it.
   /// @param asks_for_device  whether blocks are deferred for uses that only a device synchronisation covers
   [[nodiscard]] bool finish(growth_lock const& growing, bool asks_for_device) noexcept {
     hot_lock held(hot_);
@@ -18023,8 +18355,8 @@ class heap {
 
   // ---- fork
 
-  /// Returns true in a forked child of the process that made the pool. Its thread caches are closed, so every call reaches a
-  /// check of this.
+  /// Returns true in a forked child of the process that made the pool. Its thread caches are closed, so every
+  /// call reaches a check of this.
   [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
   /// Takes the hot lock for the time of a fork().
   void begin_fork() noexcept { hot_.lock(); }
@@ -18034,7 +18366,8 @@ class heap {
     lost_.store(true, std::memory_order_relaxed);
     (void)::new (static_cast<void*>(&hot_)) hot_mutex;
   }
-  /// Whether the pool sleeps: its thread caches are closed, so every call reaches a check of this. Changed under both locks.
+  /// Whether the pool sleeps: its thread caches are closed, so every call reaches a check of this. Changed
+  /// under both locks.
   [[nodiscard]] bool is_asleep() const noexcept { return asleep_.load(std::memory_order_relaxed); }
   void set_asleep(growth_lock const&, bool asleep) noexcept {
     hot_lock const held(hot_);
@@ -18076,8 +18409,8 @@ class heap {
     return false;
   }
   using looked_up_domain = looked_up<domain_ref>;
-  /// If the host has no memory to record a free and the device cannot be waited for, the block stays live until the pool ends:
-  /// no thread may reuse it while work may still use it.
+  /// If the host has no memory to record a free and the device cannot be waited for, the block stays live
+  /// until the pool ends: no thread may reuse it while work may still use it.
   static constexpr domain_ref no_domain = static_cast<domain_ref>(-1);
 
   [[nodiscard]] memory_report refusal_of(stream_id id, std::size_t bytes, std::size_t alignment,
@@ -18095,8 +18428,8 @@ class heap {
   [[nodiscard]] domain_ref neutral_of(hot_lock const&, void const* p) const noexcept {
     return space_.streams.part(space_.part_of(p)).neutral_domain;
   }
-  /// The domain that a free belongs to, in the part of the block. If the host has no memory to make one, waits for the stream's work
-  /// instead.
+  /// The domain that a free belongs to, in the part of the block. If the host has no memory to make one,
+  /// waits for the stream's work instead.
   looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream, void const* p) noexcept {
     part_ref const part = space_.part_of(p);
     domain_ref found = no_domain;
@@ -18113,8 +18446,9 @@ class heap {
     }
     return {held.held(), found};
   }
-  /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are complete. Without it, a
-  /// stream that has queued work, but allocates nothing, would keep what it freed. Never waits.
+  /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are
+  /// complete. Without it, a stream that has queued work, but allocates nothing, would keep what it freed.
+  /// Never waits.
   void mark_other_streams(growth_lock const&, may_release held, stream_id id) {
     typename ordering<driver_type>::pass const all(order_);
     auto const each = [&](auto const& f) {
@@ -18135,7 +18469,8 @@ class heap {
         (void)order_.settle(space_, held, d, gone_stream::stays_unknown);
     });
   }
-  /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
+  /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must
+  /// not be used.
   status wait_for_device(may_release held) noexcept {
     unlocked const open(held);
     return wait_for_all_work(driver());
@@ -18162,29 +18497,32 @@ class heap {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/order/deferred_blocks.hpp
-// Deferred blocks: freed, but waiting for streams named by record_stream(), or for a stream that the driver does not know. They count
-// as live until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
+// Deferred blocks: freed, but waiting for streams named by record_stream(), or for a stream that the driver
+// does not know. They count as live until the device has completed those uses (order/recorded_streams.hpp);
+// then they return to the heap.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/order/recorded_streams.hpp
-// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed block is deferred until
-// the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other blocks are.
+// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed
+// block is deferred until the device has completed them. Costs one relaxed load per deallocation while
+// nothing is recorded, two more while other blocks are.
 //
 //   record_stream(p, B)     p is recorded, with a use on B's queue
 //   deallocate(A, p)     an event is recorded on B; the use is appended to B's queue: first | ... | last
 //   allocate(), a miss   the first event of each queue is queried; once it is complete, p is freed on A
 //
-// A queue's uses are in the order of their events, so one failed query ends the search of a queue. If many uses wait, several
-// share the event that was recorded after all of them.
+// A queue's uses are in the order of their events, so one failed query ends the search of a queue. If many
+// uses wait, several share the event that was recorded after all of them.
 //
-// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
-// count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
+// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps
+// the block by a count, a query keeps the event by `asked`, and a group that is marked again is in no list
+// meanwhile.
 //
-// Over 400 lines: the queues, the events and the blocks are under one mutex. Their changes are correct only in the order in which
-// one function after another releases it.
+// Over 400 lines: the queues, the events and the blocks are under one mutex. Their changes are correct only
+// in the order in which one function after another releases it.
 
 #include <atomic>
 #include <cstddef>
@@ -18203,7 +18541,8 @@ class recorded_streams {
   recorded_streams& operator=(recorded_streams const&) = delete;
 
   [[nodiscard]] bool any() const noexcept { return recorded_count_.load(std::memory_order_relaxed) != 0; }
-  /// Makes any() true for a graph memory or a block that graphs use (pool/graph/), so that a deallocation reads one counter.
+  /// Makes any() true for a graph memory or a block that graphs use (pool/graph/), so that a deallocation
+  /// reads one counter.
   void count_graph_block(bool more) noexcept {
     if (more) {
       recorded_count_.fetch_add(1, std::memory_order_relaxed);
@@ -18242,19 +18581,19 @@ class recorded_streams {
     add_use(b, q, id);
   }
 
-  /// Called at deallocation: returns true if the block is deferred, false if it has no recorded use and may be freed now.
-  /// Records one event for all of its streams on a device, if the driver can mark all of its work; otherwise one on each of the
-  /// streams. O(streams that the block is used on). Waits for the device only if a stream was destroyed and the driver cannot mark
-  /// its work.
+  /// Called at deallocation: returns true if the block is deferred, false if it has no recorded use and may
+  /// be freed now. Records one event for all of its streams on a device, if the driver can mark all of its
+  /// work; otherwise one on each of the streams. O(streams that the block is used on). Waits for the device
+  /// only if a stream was destroyed and the driver cannot mark its work.
   bool defer(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     lock held(mutex_);
     slot_number const b = take_recorded(p);
     return b != 0 && defer_marked(held, b, {p, bytes, alignment, stream});
   }
 
-  /// As defer(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: defers it until that
-  /// stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
-  /// device cannot be waited for, the block stays live until the pool ends.
+  /// As defer(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: defers
+  /// it until that stream's work is complete; the block is then free for every stream. If the host has no
+  /// memory to record that and the device cannot be waited for, the block stays live until the pool ends.
   bool defer_for_all_work(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
     lock held(mutex_);
     slot_number q = 0;
@@ -18272,8 +18611,8 @@ class recorded_streams {
     return defer_marked(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
   }
 
-  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
-  /// time. At most two queries per queue, plus one for each completed event.
+  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call.
+  /// One thread at a time. At most two queries per queue, plus one for each completed event.
   void settle(bool const wait) noexcept {
     lock held(mutex_);
     for (slot_number q = 1; q <= queues_.last(); ++q) {
@@ -18308,11 +18647,11 @@ class recorded_streams {
     return false;
   }
 
-  /// Whether work may still use deferred blocks and the host may synchronise the device. It may not while a stream to be
-  /// marked is capturing, since that would only end the capture.
+  /// Whether work may still use deferred blocks and the host may synchronise the device. It may not while a
+  /// stream to be marked is capturing, since that would only end the capture.
   [[nodiscard]] bool asks_for_device() const noexcept { return any_deferred() && !waits_for_capture(); }
-  /// Whether a capture prevents a stream from being marked that deferred blocks wait for. Uses what settle() found: a stream's
-  /// handle is not queried, since the stream may be destroyed.
+  /// Whether a capture prevents a stream from being marked that deferred blocks wait for. Uses what settle()
+  /// found: a stream's handle is not queried, since the stream may be destroyed.
   [[nodiscard]] bool waits_for_capture() const noexcept {
     std::lock_guard const guard(mutex_);
     for (slot_number q = 1; q <= queues_.last() && any_deferred(); ++q) {
@@ -18321,7 +18660,8 @@ class recorded_streams {
     return false;
   }
 
-  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
+  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with
+  /// it.
   void close() noexcept {
     lock held(mutex_);
     for (slot_number q = 1; q <= queues_.last(); ++q) {
@@ -18331,7 +18671,8 @@ class recorded_streams {
     while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
   }
 
-  /// Calls f(freed_block) for each deferred block. While the growth lock is held none of them is handed out again.
+  /// Calls f(freed_block) for each deferred block. While the growth lock is held none of them is handed out
+  /// again.
   template <class F>
   void for_each_deferred(F const& f) const {
     std::lock_guard const guard(mutex_);
@@ -18357,7 +18698,8 @@ class recorded_streams {
     bool is_deferred = false;
     freed_block freed;
   };
-  /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
+  /// A use; after its deallocation, part of a group that one event covers. The first use represents the
+  /// group.
   struct use {
     slot_number block = 0;
     slot_number queue = 0;
@@ -18387,8 +18729,8 @@ class recorded_streams {
     bool captured = false;     ///< whether a capture caused the last refusal of a mark
   };
 
-  /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded slightly later than its
-  /// own would be. 32 uses have 32 events; each doubling adds 11.
+  /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded
+  /// slightly later than its own would be. 32 uses have 32 events; each doubling adds 11.
   static constexpr std::uint32_t group_part = 16;
   /// Number of events others for later marks.
   static constexpr std::size_t most_idle = 64;
@@ -18452,13 +18794,14 @@ class recorded_streams {
     uses_[g].members = added;
     uses_[g].count += uses_[added].count;
   }
-  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is no longer needed,
-  /// or null.
+  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is
+  /// no longer needed, or null.
   event_handle append(slot_number g, std::uint64_t ticket, event_handle event) noexcept {
     use_queue& in = queues_[uses_[g].queue];
     in.marked += uses_[g].count;
     slot_number const last = in.last;
-    // Another thread's deallocation may have taken its ticket after this one and appended its group before it.
+    // Another thread's deallocation may have taken its ticket after this one and appended its group before
+    // it.
     bool const covers_last = last != 0 && uses_[last].ticket <= ticket && !(in.asked && last == in.first);
     if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
       join(last, g);
@@ -18526,9 +18869,10 @@ class recorded_streams {
     return false;
   }
 
-  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is being captured or
-  /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
-  /// wrong. Returns true if its uses are complete; the group is then still in no list.
+  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is
+  /// being captured or the driver refused, is set aside: waiting for the device would invalidate the capture,
+  /// and freeing the block would be wrong. Returns true if its uses are complete; the group is then still in
+  /// no list.
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
     slot_number const q = uses_[g].queue;
     stream_ref const stream = queues_[q].stream;
@@ -18617,8 +18961,8 @@ class recorded_streams {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/tool/described_blocks.hpp
-// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined for a while
-// (description.hpp). Not called without a tool.
+// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined
+// for a while (description.hpp). Not called without a tool.
 
 #include <cstddef>
 #include <cstdint>
@@ -18691,9 +19035,9 @@ class deferred_blocks {
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return uses_.may_hold(p); }
   void count_graph_block(bool more) noexcept { uses_.count_graph_block(more); }
 
-  /// Called when a block is freed: returns true if it is deferred for recorded uses. From here on the stream is known by its
-  /// identity: when the block returns to the heap, the stream may be destroyed, its handle reused, and the calling thread a
-  /// different one.
+  /// Called when a block is freed: returns true if it is deferred for recorded uses. From here on the stream
+  /// is known by its identity: when the block returns to the heap, the stream may be destroyed, its handle
+  /// reused, and the calling thread a different one.
   TARN_NOINLINE bool defer(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                            std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
@@ -18708,8 +19052,8 @@ class deferred_blocks {
     return deferred;
   }
 
-  /// As defer(), for a block freed on a destroyed stream: nothing can be ordered after that stream, so the block is deferred
-  /// for all work. Returns false if the host waited for that work now.
+  /// As defer(), for a block freed on a destroyed stream: nothing can be ordered after that stream, so the
+  /// block is deferred for all work. Returns false if the host waited for that work now.
   bool defer_for_all_work(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     count(bytes, alignment, 1);
     if (uses_.defer_for_all_work(p, bytes, alignment, stream)) return true;
@@ -18794,10 +19138,12 @@ struct segments_wanted {
   throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
 }
 
-/// Finds the segments of a live block. First returns all threads' cached blocks to the heap, so that those are seen to be free.
+/// Finds the segments of a live block. First returns all threads' cached blocks to the heap, so that those
+/// are seen to be free.
 /// @throws misuse       not all of the bytes are live in this pool
 /// @throws pool_asleep  the pool sleeps
-/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here; std::bad_alloc: nothing has changed
+/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here;
+/// std::bad_alloc: nothing has changed
 template <class Heap, class Front>
 void find_segments(growth_lock const& growing, Heap& heap, Front& front, segments_wanted const& wanted,
                    sequence<memory_segment>& found) {
@@ -18820,8 +19166,8 @@ void find_segments(growth_lock const& growing, Heap& heap, Front& front, segment
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pool_drain.hpp
-// How memory that a pool caches returns to the heap and to the driver: for trim(), for another pool on the device, before a capture,
-// and when the pool ends.
+// How memory that a pool caches returns to the heap and to the driver: for trim(), for another pool on the
+// device, before a capture, and when the pool ends.
 
 #include <cstddef>
 
@@ -18834,8 +19180,8 @@ class pool_drain {
   pool_drain(pool_drain const&) = delete;
   pool_drain& operator=(pool_drain const&) = delete;
 
-  /// Returns to the heap the blocks in thread caches, and the deferred blocks whose uses are complete. If it may wait, those of which
-  /// the host waits for the uses, and those in quarantine, too.
+  /// Returns to the heap the blocks in thread caches, and the deferred blocks whose uses are complete. If it
+  /// may wait, those of which the host waits for the uses, and those in quarantine, too.
   void collect(growth_lock const& growing, giving how) noexcept {
     bool const waits = how == giving::what_is_waited_for;
     pool_.front_.flush_all();
@@ -18851,7 +19197,8 @@ class pool_drain {
     collect(growing, how);
     return heap_.shrink(growing, keep_bytes, how);
   }
-  /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread grows this pool.
+  /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread
+  /// grows this pool.
   static std::size_t give_back_to_others(void* pool, std::size_t bytes, giving how) noexcept {
     auto& drain = static_cast<Pool*>(pool)->drain_;
     auto& heap = drain.heap_;
@@ -18867,20 +19214,22 @@ class pool_drain {
     }
   }
 
-  /// Bytes reserved, for a report about all pools of the process. Takes no lock: the caller may be in a handler of another growth.
+  /// Bytes reserved, for a report about all pools of the process. Takes no lock: the caller may be in a
+  /// handler of another growth.
   static std::size_t reserved_of(void* pool) noexcept {
     auto const& heap = static_cast<Pool*>(pool)->heap_;
     return heap.is_lost() ? 0 : heap.reserved_now();
   }
 
-  /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
-  /// host can wait only for what was marked before.
+  /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a
+  /// capture is open, the host can wait only for what was marked before.
   void prepare_for_capture(growth_lock const& growing) {
     collect(growing, giving::what_is_idle);
     hot_lock held = heap_.lock_hot();
     collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held));
   }
-  /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
+  /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work
+  /// may then run still.
   [[nodiscard]] bool finish(growth_lock const& growing) noexcept {
     bool const graphs_done = pool_.graphs_.finish(growing, pool_);
     collect(growing, giving::what_is_waited_for);
@@ -18888,7 +19237,8 @@ class pool_drain {
         heap_.finish(growing, pool_.deferred_.asks_for_device() || pool_.graphs_.defers_until_end());
     return done && graphs_done;
   }
-  /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
+  /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given
+  /// back when it ends.
   void finish_or_keep_mapped(growth_lock const& growing) noexcept {
     bool done = false;
     for (int tries = 0; tries < 8 && !heap_.keeps_mapped(); ++tries) {  // the next capture may have begun
@@ -18910,11 +19260,13 @@ class pool_drain {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pool_fork.hpp
-// What a pool does when the process forks: every thread is kept out of it until both sides have gone on. In the child it refuses.
+// What a pool does when the process forks: every thread is kept out of it until both sides have gone on. In
+// the child it refuses.
 
 namespace TARN_NAMESPACE::detail {
 
-/// Made after the growth mutex and that of the list of caches, which at_fork takes before and releases after it.
+/// Made after the growth mutex and that of the list of caches, which at_fork takes before and releases after
+/// it.
 template <class Heap, class Front>
 class pool_fork {
  public:
@@ -19106,14 +19458,15 @@ class pool_sleep {
   }
 
  private:
-  /// Calls f with the pages. Blocks cannot be given back and keep their addresses: under a tool, the pool sleeps and keeps its memory. On
-  /// a device without pages, the pool refuses to sleep.
+  /// Calls f with the pages. Blocks cannot be given back and keep their addresses: under a tool, the pool
+  /// sleeps and keeps its memory. On a device without pages, the pool refuses to sleep.
   template <class Result = void, class F>
   Result of_pages(growth_lock const& growing, F const& f) {
     return heap_.growth(growing).template visit_pages<Result>(f);
   }
 
-  /// Step 1 of sleep(): all that can fail. Returns the bytes given back; after an exception call cancel_sleep().
+  /// Step 1 of sleep(): all that can fail. Returns the bytes given back; after an exception call
+  /// cancel_sleep().
   std::size_t prepare_sleep(growth_lock const& growing, contents where) {
     refuse_allocations(growing);
     end_quarantine(heap_);
@@ -19178,14 +19531,16 @@ class pool_sleep {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/slow_path.hpp
-// What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap, then climbs the
-// ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on captured streams go to graph/.
+// What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap,
+// then climbs the ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on
+// captured streams go to graph/.
 
 #include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/ladder.hpp
-// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
+// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting
+// range.
 //
 //   - a request above a limit below the pool is refused at once
 //   0 small pools   grow at once: below roomy_limit speed matters more than memory
@@ -19199,10 +19554,11 @@ class pool_sleep {
 //                   free handles and segments are given back
 //   6 out_of_memory   or, if the device refused, other pools give back what they cache (slow_path.hpp, other_pools.hpp)
 //
-// A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a second time.
+// A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a
+// second time.
 //
-// One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which invalidates
-// everything looked up before.
+// One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which
+// invalidates everything looked up before.
 
 #include <cstddef>
 #include <cstdint>
@@ -19211,17 +19567,18 @@ class pool_sleep {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or other streams'
-/// memory. The full magazines of one thread and one stream hold 104 MiB (magazine.hpp). Limited to one
-/// part in roomy_part of the device's memory: 2 GiB on a device of 128 GiB.
+/// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or
+/// other streams' memory. The full magazines of one thread and one stream hold 104 MiB (magazine.hpp).
+/// Limited to one part in roomy_part of the device's memory: 2 GiB on a device of 128 GiB.
 inline constexpr std::size_t roomy_limit = 128_MiB;
 inline constexpr std::size_t roomy_part = 64;
 /// Growth for small blocks is this fraction of the reserved bytes.
 inline constexpr std::size_t roomy_step = 8;
 
-/// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it back. A training in PyTorch
-/// allocates in one thread and frees in another: nine recorded ones, replayed by two threads in turn, have a mean utilisation of 0.950 with
-/// a 1024th and 0.943 with a 32nd, at the same driver time (bench/results/passes.txt). To stop them takes microseconds, and growth tens.
+/// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it
+/// back. A training in PyTorch allocates in one thread and frees in another: nine recorded ones, replayed by
+/// two threads in turn, have a mean utilisation of 0.950 with a 1024th and 0.943 with a 32nd, at the same
+/// driver time (bench/results/passes.txt). To stop them takes microseconds, and growth tens.
 inline constexpr std::size_t idle_part = 1024;
 
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
@@ -19305,8 +19662,9 @@ class ladder {
     std::uint64_t creates;   ///< of the pool, before all growth
     std::uint64_t waits;     ///< of the host, likewise
   };
-  /// Keeps a stream's domain while the hot lock is released. Without it, blocks of a destroyed stream that are returned under
-  /// the same handle would make the living stream look destroyed. Constructed and destroyed under the hot lock.
+  /// Keeps a stream's domain while the hot lock is released. Without it, blocks of a destroyed stream that
+  /// are returned under the same handle would make the living stream look destroyed. Constructed and
+  /// destroyed under the hot lock.
   class kept_domain {
    public:
     explicit kept_domain(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
@@ -19333,8 +19691,8 @@ class ladder {
     return heap_.take(hot_.held(), request_.taker, wanted_, batch_);
   }
 
-  /// Returns true if a growth assembled a block, or created memory that now serves the request. Returns false and sets `last` if the
-  /// source refuses.
+  /// Returns true if a growth assembled a block, or created memory that now serves the request. Returns false
+  /// and sets `last` if the source refuses.
   bool grow(refusal& last) {
     void* block = nullptr;
     try {
@@ -19352,9 +19710,10 @@ class ladder {
     return true;
   }
 
-  /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are too small for the
-  /// request, if too much would be reserved beside the new one. Never waits: those that work still uses stay. Does nothing for a part
-  /// of a graph memory, since it would give back those of other parts, nor during a capture, which the driver's calls could invalidate.
+  /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are
+  /// too small for the request, if too much would be reserved beside the new one. Never waits: those that
+  /// work still uses stay. Does nothing for a part of a graph memory, since it would give back those of other
+  /// parts, nor during a capture, which the driver's calls could invalidate.
   void give_back_spare() {
     if (request_.part != common || capture_gate::has_captures()) return;
     std::size_t const keep =
@@ -19426,8 +19785,9 @@ class ladder {
     return false;
   }
 
-  /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or waited for on its
-  /// behalf. Asked again before each rung that needs it, since a user's thread may begin a capture in between.
+  /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or
+  /// waited for on its behalf. Asked again before each rung that needs it, since a user's thread may begin a
+  /// capture in between.
   [[nodiscard]] bool is_captured() {
     if (is_neutral(request_.taker)) return false;
     if (is_capture_stream(space().streams[request_.taker].id)) return true;
@@ -19454,9 +19814,9 @@ class ladder {
   /// Whether the upstream only bounds what its source has: what it refuses, a second call does not get.
   static constexpr bool is_bounded_source = only_bounds<layer_below<Heap>>();
 
-  /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The other steps would only search
-  /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more. Makes no
-  /// driver call.
+  /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The
+  /// other steps would only search and wait. What the device reports as free is no such bound: where it
+  /// shares the host's memory, it can provide more. Makes no driver call.
   /// @throws out_of_memory, nothing has changed
   void refuse_above_limit() {
     if constexpr (page_source<source_type> && is_bounded_source) {
@@ -19469,14 +19829,15 @@ class ladder {
       throw out_of_memory(report(refused));
     }
   }
-  /// Whether another growth would be refused again, after free memory was put together and none was given back: the source did not
-  /// have even one handle of the smallest size, and the host has not waited since.
+  /// Whether another growth would be refused again, after free memory was put together and none was given
+  /// back: the source did not have even one handle of the smallest size, and the host has not waited since.
   [[nodiscard]] bool is_final(refusal const& last) noexcept {
     return is_bounded_source && heap_.uses_pages() && last.took_nothing(*this) &&
            last.why.asked <= usual_granule && last.waits == order().host_waits();
   }
 
-  /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
+  /// Sets how much may be created before free handles are remapped: slightly more than the peak of live
+  /// memory so far.
   void set_budget() noexcept {
     pooled const& options = heap_.options();
     std::size_t const live =
@@ -19511,8 +19872,8 @@ class ladder {
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
 
-  /// The bytes of a new segment that other blocks share; 0 if only the request uses it. Not where another layer could find memory for
-  /// the request alone, and not of host memory, which takes long to pin.
+  /// The bytes of a new segment that other blocks share; 0 if only the request uses it. Not where another
+  /// layer could find memory for the request alone, and not of host memory, which takes long to pin.
   [[nodiscard]] std::size_t segment_to_share() noexcept {
     if constexpr (is_bounded_source && !is_host_memory<source_type>) {
       if (request_.where == zone::larger)
@@ -19521,8 +19882,8 @@ class ladder {
     return 0;
   }
 
-  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device. A
-  /// refusal that took nothing has reported it.
+  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for
+  /// memory of the device. A refusal that took nothing has reported it.
   void query_device(refusal& last) {
     memory_report& refused = last.why;
     if (!last.by_source) refused.refused_by = "the pool";
@@ -19623,7 +19984,8 @@ class slow_path {
     std::size_t const guard = part == common && heap_.description().active() ? guard_bytes : 0;
     block_request request(id, stream, bytes, bytes + guard, alignment);
     request.part = part;
-    // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its capture's part.
+    // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its
+    // capture's part.
     bool const has_cache = part == common || is_capture_stream(id);
     cache_position position = has_cache ? front_.open(id, stream) : cache_position{};
     block_batch batch;
@@ -19664,7 +20026,8 @@ class slow_path {
     put(id, stream, p, bytes, alignment, !heap_.is_asleep());
   }
 
-  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it now.
+  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it
+  /// now.
   TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
     if (heap_.is_lost()) return;
@@ -19697,7 +20060,8 @@ class slow_path {
   /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
   static constexpr std::uint32_t batch_of_capture = 4;
 
-  /// Takes back a block of an owner's part, or one that graphs use. Returns false if it is to be freed as any other.
+  /// Takes back a block of an owner's part, or one that graphs use. Returns false if it is to be freed as any
+  /// other.
   bool take_back_of_graphs(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                            std::size_t alignment) noexcept {
     using fate = typename Pool::graphs_type::fate;
@@ -19772,7 +20136,8 @@ class slow_path {
     return true;
   }
 
-  /// Returns the large blocks that the thread caches for a captured stream to the heap, where they coalesce, and tries again.
+  /// Returns the large blocks that the thread caches for a captured stream to the heap, where they coalesce,
+  /// and tries again.
   bool take_what_captures_cache(cache_position const& position, block_request const& request,
                                 block_batch& batch) {
     if (!is_capture_stream(request.id) || position.of_stream == nullptr) return false;
@@ -19785,7 +20150,8 @@ class slow_path {
     return any && take_from_heap(position, request, batch);
   }
 
-  /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there give back what they cache.
+  /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there
+  /// give back what they cache.
   TARN_NOINLINE void climb(cache_position const& position, block_request const& request, block_batch& batch) {
     if (heap_.holds_growth_lock()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
@@ -19827,7 +20193,8 @@ class slow_path {
     return wanted > free ? wanted - free : wanted;
   }
 
-  /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made from within a climb.
+  /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made
+  /// from within a climb.
   TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
     if (heap_.holds_growth_lock() || !heap_.try_lock_growth()) return;
     growth_lock const growing = heap_.adopt_growth_lock();
@@ -19848,12 +20215,14 @@ class slow_path {
 
 namespace TARN_NAMESPACE {
 
-/// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
-/// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of its stream is known, submits nothing
-/// to the driver; a deallocation asks it whether the stream is captured, see capture_watch.
+/// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source |
+/// pooled{}`. Any number of threads may call it concurrently. A warm call takes no shared lock and, if the
+/// identity of its stream is known, submits nothing to the driver; a deallocation asks it whether the stream
+/// is captured, see capture_watch.
 ///
-/// fork() is safe while any number of threads use the pool. In the child it refuses, whatever its memory is: allocation throws
-/// cuda_error of kind `forked`, other calls do nothing, and nothing is freed. Make another pool there.
+/// fork() is safe while any number of threads use the pool. In the child it refuses, whatever its memory is:
+/// allocation throws cuda_error of kind `forked`, other calls do nothing, and nothing is freed. Make another
+/// pool there.
 template <memory_source Upstream>
 class pool {
   using heap_type = detail::heap<Upstream>;
@@ -19872,9 +20241,10 @@ class pool {
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
-  /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver has unloaded. While a
-  /// capture_scope is open on any thread, that work cannot be waited for: the destructor waits until the scopes are closed, up to
-  /// 10 s. If one is still open then, as one of the caller's own thread is, the memory stays mapped until the process ends.
+  /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver
+  /// has unloaded. While a capture_scope is open on any thread, that work cannot be waited for: the
+  /// destructor waits until the scopes are closed, up to 10 s. If one is still open then, as one of the
+  /// caller's own thread is, the memory stays mapped until the process ends.
   ~pool() {
     others_.leave();
     detail::misuse_report const last = heap_.misuse_at_end();
@@ -19902,10 +20272,11 @@ class pool {
   /// pool/arena/stream_order.hpp).
   /// @throws misuse  the stream is of a device that cannot use the memory
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
-  /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder, sweeps streams that ended, or
-  /// must query the identity of a stream. A climb is O(streams + their free ranges + handles of those + views), in driver calls
-  /// those for the memory that it creates or maps, and for the work of other streams one mark, query and wait for all of a device;
-  /// before CUDA 12.5, for each stream. If the device refuses, each other pool on it is asked.
+  /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder, sweeps streams that
+  /// ended, or must query the identity of a stream. A climb is O(streams + their free ranges + handles of
+  /// those + views), in driver calls those for the memory that it creates or maps, and for the work of other
+  /// streams one mark, query and wait for all of a device; before CUDA 12.5, for each stream. If the device
+  /// refuses, each other pool on it is asked.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
@@ -19913,8 +20284,8 @@ class pool {
 
   /// Frees a block; work enqueued on `stream`, of any device, before this call may still use it. `bytes` and
   /// `alignment` are those of the allocation. Never throws; detected misuse is reported to the misuse
-  /// handler. O(1), and O(streams that the block was recorded for): one mark for all of a device; before CUDA 12.5, for
-  /// each.
+  /// handler. O(1), and O(streams that the block was recorded for): one mark for all of a device; before
+  /// CUDA 12.5, for each.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     deallocate_sized(detail::lazy_block_size{bytes}, stream, p, bytes, alignment);
@@ -19946,8 +20317,8 @@ class pool {
     deallocate_on(id, stream, p, size, bytes, alignment);
   }
 
-  /// Allocates memory that every stream may use at once. Waits for other streams' frees if nothing else serves the request.
-  /// Costs as allocate().
+  /// Allocates memory that every stream may use at once. Waits for other streams' frees if nothing else
+  /// serves the request. Costs as allocate().
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_on(detail::neutral_id, {}, detail::lazy_block_size{bytes}, bytes, alignment);
@@ -19962,9 +20333,9 @@ class pool {
     deallocate_on(detail::neutral_id, {}, p, detail::lazy_block_size{bytes}, bytes, alignment);
   }
 
-  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
-  /// stream. The freed block is deferred until that work is done; other blocks are not. Amortised host cost O(1); host memory
-  /// 140 bytes times the peak number of recorded uses.
+  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is
+  /// freed on another stream. The freed block is deferred until that work is done; other blocks are not.
+  /// Amortised host cost O(1); host memory 140 bytes times the peak number of recorded uses.
   /// @throws misuse  no block starts at `p`, as at an address within one
   /// @throws std::bad_alloc, cuda_error; nothing has changed
   void record_stream(void* p, std::size_t, stream_ref stream) {
@@ -19973,9 +20344,10 @@ class pool {
     if (!graphs_.record_stream(p, stream)) deferred_.record(p, stream);
   }
 
-  /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
-  /// threads continue meanwhile. Returns the bytes given back. O(streams + free ranges + handles log handles + slots of views), over
-  /// blocks O(streams + free ranges): two driver calls for each handle and its places in views, one for each block.
+  /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams
+  /// that freed it; other threads continue meanwhile. Returns the bytes given back. O(streams + free ranges +
+  /// handles log handles + slots of views), over blocks O(streams + free ranges): two driver calls for each
+  /// handle and its places in views, one for each block.
   std::size_t trim(std::size_t keep_bytes) {
     detail::misuse_report const last = heap_.misuse_at_end();
     detail::growth_lock const growing = heap_.lock_growth();
@@ -19983,7 +20355,8 @@ class pool {
     return drain_.give_back(growing, keep_bytes, detail::giving::what_is_waited_for);
   }
 
-  /// The largest block that allocate() would serve now, see tarn::largest_available_block(). O(ranges + handles)
+  /// The largest block that allocate() would serve now, see tarn::largest_available_block(). O(ranges +
+  /// handles)
   /// @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t largest_available_block() {
     detail::misuse_report const last = heap_.misuse_at_end();
@@ -20019,8 +20392,9 @@ class pool {
                                                                                 : refused.asked;
                              });
   }
-  /// See tarn::compact(). A pool that uses blocks gives back those without a live byte. If the driver can map a handle neither at its
-  /// new nor at its old place, the pool is asleep and keeps its memory: wake() maps it.
+  /// See tarn::compact(). A pool that uses blocks gives back those without a live byte. If the driver can map
+  /// a handle neither at its new nor at its old place, the pool is asleep and keeps its memory: wake() maps
+  /// it.
   compaction compact()
     requires page_source<Upstream>
   {
@@ -20034,8 +20408,9 @@ class pool {
 
   // ---- segments
 
-  /// Calls f(memory_segment) for each physical segment behind a live block, or a part of one, in order. Returns the cached blocks of
-  /// all threads to the heap first, so that those are seen to be free. The caller holds no lock of the pool; f may throw.
+  /// Calls f(memory_segment) for each physical segment behind a live block, or a part of one, in order.
+  /// Returns the cached blocks of all threads to the heap first, so that those are seen to be free. The
+  /// caller holds no lock of the pool; f may throw.
   /// @throws misuse       not all of the bytes are live in this pool
   /// @throws pool_asleep  the pool sleeps
   /// @throws cuda_error   in a forked child; std::bad_alloc. Nothing has changed
@@ -20051,8 +20426,9 @@ class pool {
     }
     for (memory_segment const& s : found) f(s);
   }
-  /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved or put to sleep, also
-  /// after the block is freed. Pins are counted. O(views + segments) @throws as each_segment()
+  /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved
+  /// or put to sleep, also after the block is freed. Pins are counted. O(views + segments) @throws as
+  /// each_segment()
   void pin(void const* p, std::size_t bytes)
     requires page_source<Upstream>
   {
@@ -20074,7 +20450,8 @@ class pool {
 
   // ---- facts
 
-  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock. O(1), over blocks O(segments)
+  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock. O(1), over blocks
+  /// O(segments)
   [[nodiscard]] bool owns(void const* p) const noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
     return heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
@@ -20086,7 +20463,8 @@ class pool {
     return heap_.space(held).largest_free();
   }
 
-  /// Whether the memory is pages, which can be put together: false over blocks, and where pages cannot be used. Needs no lock.
+  /// Whether the memory is pages, which can be put together: false over blocks, and where pages cannot be
+  /// used. Needs no lock.
   [[nodiscard]] bool uses_pages() const noexcept { return heap_.uses_pages(); }
   /// Whether each block lies within one handle, see pooled::handles.
   [[nodiscard]] bool has_one_handle_per_block() const noexcept {
@@ -20112,8 +20490,8 @@ class pool {
 
   // ---- statistics
 
-  /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
-  /// O(threads + streams).
+  /// All statistics at one moment, those of graph memories included; exact while no other thread is in a
+  /// call. O(threads + streams).
   [[nodiscard]] pool_state state() const {
     detail::growth_lock const growing = heap_.lock_growth();
     pool_state all = detail::read_state(growing, heap_, front_, deferred_);
@@ -20127,8 +20505,8 @@ class pool {
     detail::reset_peaks(growing, heap_);
   }
 
-  /// Restarts the totals of `smaller`, `larger` and `split` from zero. The other totals continue; `totals_reset` holds their
-  /// values at this call.
+  /// Restarts the totals of `smaller`, `larger` and `split` from zero. The other totals continue;
+  /// `totals_reset` holds their values at this call.
   void reset_totals() noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
     detail::reset_totals(growing, heap_, state());
@@ -20139,8 +20517,8 @@ class pool {
   void observe_deferred(detail::deferred_observer& observer) { deferred_.attach(observer); }
   void end_observation(detail::deferred_observer& observer) noexcept { deferred_.detach(observer); }
 
-  /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
-  /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
+  /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops
+  /// recording. `clock` supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
     heap_.counters(growing).notes.open(growing, most, clock);
@@ -20272,12 +20650,13 @@ using pool_over = stack<Source, pooled, tracked>;
 /// A pool of the current device's memory: `tarn::device_pool pool;`, or of another: `device_pool
 /// pool{cuda_pages{1}};`.
 ///
-/// Where the device has no virtual memory management it uses blocks of cudaMalloc, and only sleep() is refused:
-/// allocator_backend(pool) reports which.
+/// Where the device has no virtual memory management it uses blocks of cudaMalloc, and only sleep() is
+/// refused: allocator_backend(pool) reports which.
 ///
-/// It reports a double free, and a free with another size or of an address within a block, to the misuse handler if the memory has not
-/// been handed out again meanwhile: at once, or, up to 1 MiB, when the thread's cached blocks return to the pool. It cannot detect a
-/// use after the free, an overrun, or a wrong free of memory that has a new owner; `| checked{}` detects these, too.
+/// It reports a double free, and a free with another size or of an address within a block, to the misuse
+/// handler if the memory has not been handed out again meanwhile: at once, or, up to 1 MiB, when the thread's
+/// cached blocks return to the pool. It cannot detect a use after the free, an overrun, or a wrong free of
+/// memory that has a new owner; `| checked{}` detects these, too.
 using device_pool = pool_over<cuda_pages>;
 #endif
 
@@ -20300,8 +20679,8 @@ using device_pool = pool_over<cuda_pages>;
 
 namespace TARN_NAMESPACE::detail {
 
-/// Thread-safe. While the set is empty, contains() and erase() cost one relaxed load: a thread that frees a block was handed it
-/// after it was inserted.
+/// Thread-safe. While the set is empty, contains() and erase() cost one relaxed load: a thread that frees a
+/// block was handed it after it was inserted.
 class block_set {
  public:
   /// Returns false if the block is there already. @throws std::bad_alloc, nothing has changed
@@ -20346,8 +20725,9 @@ class fallback_layer;
 /// Allocates from `other` when the upstream throws out_of_memory; other errors, such as pool_asleep, are
 /// passed on. Its memory must be usable wherever the upstream's is.
 ///
-/// The calls of a pool reach both resources, or the one that a block belongs to, as core/pool_call.hpp says of each. The features of other
-/// layers (limits, exact statistics, records) work only over this layer, where they cover the blocks of both.
+/// The calls of a pool reach both resources, or the one that a block belongs to, as core/pool_call.hpp says
+/// of each. The features of other layers (limits, exact statistics, records) work only over this layer, where
+/// they cover the blocks of both.
 template <class Other>
 struct fallback_to {
   Other other;
@@ -20358,8 +20738,8 @@ struct fallback_to {
   using layer = fallback_layer<Upstream, Other>;
 };
 
-/// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of band. While none is
-/// live, a deallocation costs one more relaxed load. Thread-safe.
+/// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of
+/// band. While none is live, a deallocation costs one more relaxed load. Thread-safe.
 template <class Upstream, class Other>
 class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, Upstream> {
   using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;
@@ -20378,7 +20758,8 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
       : base(std::move(upstream)), other_(std::move(options.other)) {}
-  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, that block is never given back.
+  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, that block is
+  /// never given back.
   ~fallback_layer() {
     if (deferred_count_.load(std::memory_order_relaxed) != 0)
       give_back_deferred(detail::wait_past_captures<typename base::driver_type>);
@@ -20402,7 +20783,8 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    // Waits for the device if record_stream() named a block that no pool defers. If a capture forbids that, the block is deferred here.
+    // Waits for the device if record_stream() named a block that no pool defers. If a capture forbids that,
+    // the block is deferred here.
     if (used_.erase(p) && detail::is_of_capture(detail::wait_for_all_work(driver()))) [[unlikely]]
       return defer(r, p);
     if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
@@ -20417,12 +20799,13 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   decltype(auto) with_routes(F const& f) {
     return f(this->upstream(), other_);
   }
-  /// Returns which of them a block, or an address in one, belongs to. May take the growth lock of the other's pool.
+  /// Returns which of them a block, or an address in one, belongs to. May take the growth lock of the other's
+  /// pool.
   [[nodiscard]] std::size_t route_of(void const* p) noexcept {
     return blocks_.contains(p) || detail::nearest_or(other_, pool_call::owns{p}, false) ? 1 : 0;
   }
-  /// Reaches the resource that the block belongs to. If that one has no pool, the block's deallocation waits for the whole
-  /// device.
+  /// Reaches the resource that the block belongs to. If that one has no pool, the block's deallocation waits
+  /// for the whole device.
   /// @throws std::bad_alloc, cuda_error: nothing has changed
   void record_stream(void* p, std::size_t bytes, stream_ref stream)
     requires(detail::records_streams<Upstream> || detail::records_streams<Other>)
@@ -20511,12 +20894,13 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class headroom_layer;
 
-/// Leaves `bytes` of the device free: `cuda_pages{} | headroom{2_GiB} | pooled{} | tracked{}`. Its place is under the pool. A growth
-/// that would leave less is refused; the pool then gives back what it caches and tries again, and asks other pools on the device,
-/// before out_of_memory reaches the caller. While nothing else has taken the headroom, an allocation of up to `bytes` by another
-/// user of the device succeeds at any moment, whatever the pool does meanwhile. Once it was taken, the pool restores it at its next
-/// growth, or at keep_headroom(). Several pools of a process may keep headroom on one device: they count each other's growth in
-/// progress. Another process's growth at the same instant is not seen.
+/// Leaves `bytes` of the device free: `cuda_pages{} | headroom{2_GiB} | pooled{} | tracked{}`. Its place is
+/// under the pool. A growth that would leave less is refused; the pool then gives back what it caches and
+/// tries again, and asks other pools on the device, before out_of_memory reaches the caller. While nothing
+/// else has taken the headroom, an allocation of up to `bytes` by another user of the device succeeds at any
+/// moment, whatever the pool does meanwhile. Once it was taken, the pool restores it at its next growth, or
+/// at keep_headroom(). Several pools of a process may keep headroom on one device: they count each other's
+/// growth in progress. Another process's growth at the same instant is not seen.
 ///
 /// On CUDA 16 MiB more stay free, since cudaMalloc may need that beside its bytes.
 ///
@@ -20543,9 +20927,11 @@ class planned_growth {
   /// Every caller has a user of it.
   [[nodiscard]] static_mutex& mutex() noexcept { return mutex_; }
 
-  /// Plans to take `bytes`, unless the device would then have less than `rest` free. Returns false if so. Of a growth in progress it
-  /// is unknown whether the device has given the memory already: if that decides, waits for it, up to 10 ms.
-  /// @param free  receives what the device has free, unknown if the driver cannot report it; then nothing is refused
+  /// Plans to take `bytes`, unless the device would then have less than `rest` free. Returns false if so. Of
+  /// a growth in progress it is unknown whether the device has given the memory already: if that decides,
+  /// waits for it, up to 10 ms.
+  /// @param free  receives what the device has free, unknown if the driver cannot report it; then nothing is
+  /// refused
   [[nodiscard]] bool plan(Driver const& driver, std::size_t bytes, std::size_t rest, std::size_t& free) {
     std::lock_guard const guard(mutex_);  // nothing else is planned while this waits
     std::atomic<std::size_t>& planned = planned_[place_of(driver)];
@@ -20580,7 +20966,8 @@ class planned_growth {
     return static_cast<std::size_t>(driver.device().value) % places;
   }
 
-  // See spin_wait(). It sleeps rather than yields: with other threads on every core, a yield takes as long as their time slices.
+  // See spin_wait(). It sleeps rather than yields: with other threads on every core, a yield takes as long as
+  // their time slices.
   static constexpr unsigned spins = 64;
   static constexpr unsigned pauses = 100;  ///< of 50 us, and about as much that the system adds: 10 ms
   static constexpr unsigned sleeping = 10'000;
@@ -20596,11 +20983,13 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
   headroom_base(Upstream upstream, headroom const& options)
       : resource_adaptor<Layer, Upstream>(std::move(upstream)), bytes_(options.bytes) {}
 
-  /// What stays free while the pool grows, bytes: what others can take, and what the driver needs beside that.
+  /// What stays free while the pool grows, bytes: what others can take, and what the driver needs beside
+  /// that.
   [[nodiscard]] std::size_t headroom_bytes() const noexcept {
     return bytes_ != 0 ? bytes_ + allocation_overhead(this->driver()) : 0;
   }
-  /// How much less than that the device has free now, bytes; 0 if the driver cannot report it. One driver call, 5 to 100 us.
+  /// How much less than that the device has free now, bytes; 0 if the driver cannot report it. One driver
+  /// call, 5 to 100 us.
   [[nodiscard]] std::size_t headroom_lacking() const noexcept {
     std::size_t free = 0;
     std::size_t total = 0;
@@ -20652,7 +21041,8 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
 
 }  // namespace detail
 
-/// The headroom beside blocks: of cudaMalloc and cudaMallocAsync, whose own pool must be trimmed to leave any.
+/// The headroom beside blocks: of cudaMalloc and cudaMallocAsync, whose own pool must be trimmed to leave
+/// any.
 template <class Upstream>
 class headroom_layer : public detail::headroom_base<headroom_layer<Upstream>, Upstream> {
   using base = detail::headroom_base<headroom_layer, Upstream>;
@@ -20694,9 +21084,10 @@ class headroom_layer<Upstream> : public detail::headroom_base<headroom_layer<Ups
   void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 };
 
-/// Gives cached memory of a pool back to the device until its headroom is free again, or nothing is cached. Waits for the streams
-/// that freed it. Returns the bytes given back. For programs in which others took the headroom while the pool did not grow.
-/// Two driver calls of 5 to 100 us if the headroom is free. @throws cuda_error
+/// Gives cached memory of a pool back to the device until its headroom is free again, or nothing is cached.
+/// Waits for the streams that freed it. Returns the bytes given back. For programs in which others took the
+/// headroom while the pool did not grow. Two driver calls of 5 to 100 us if the headroom is free. @throws
+/// cuda_error
 template <class Resource>
 std::size_t keep_headroom(Resource const& memory, source_location where = source_location::current()) {
   auto const lacking = [](auto& layer) -> decltype(layer.headroom_lacking()) {
@@ -20712,7 +21103,8 @@ std::size_t keep_headroom(Resource const& memory, source_location where = source
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/policy/limited.hpp
-// limited: a bound on bytes. Its position decides which: over a pool it bounds live bytes, under it reserved bytes.
+// limited: a bound on bytes. Its position decides which: over a pool it bounds live bytes, under it reserved
+// bytes.
 
 #include <cstddef>
 #include <utility>
@@ -20752,15 +21144,18 @@ class budget_waiter {
   bool has_bytes_ = false;
 };
 
-/// So many later requests may be served before one that waits. Without a bound, small requests could keep a large one waiting for
-/// ever; with 0, a large request would hold up all others while memory is free. 16: examples/reservations.cpp has as many tasks.
+/// So many later requests may be served before one that waits. Without a bound, small requests could keep a
+/// large one waiting forever; with 0, a large request would hold up all others while memory is free. 16:
+/// examples/reservations.cpp has as many tasks.
 inline constexpr unsigned most_passes = 16;
 
-/// A budget that cannot be exceeded by races. The smallest of the limit and all bounds is in force, so bounds may begin and end
-/// in any order, on any threads. take() and give() are lock-free while no thread waits; other calls take a lock.
+/// A budget that cannot be exceeded by races. The smallest of the limit and all bounds is in force, so bounds
+/// may begin and end in any order, on any threads. take() and give() are lock-free while no thread waits;
+/// other calls take a lock.
 ///
-/// Requests that wait are served in the order in which they came, but one that fits is served before one that does not, at most
-/// most_passes times. In a forked child the waiting threads of the parent do not exist and are forgotten.
+/// Requests that wait are served in the order in which they came, but one that fits is served before one that
+/// does not, at most most_passes times. In a forked child the waiting threads of the parent do not exist and
+/// are forgotten.
 class byte_budget {
  public:
   explicit byte_budget(std::size_t limit) noexcept : limit_(limit), own_limit_(limit) {}
@@ -20769,8 +21164,8 @@ class byte_budget {
 
   /// Returns false if the bytes do not fit; nothing has changed. Does not wait for those that wait.
   [[nodiscard]] bool take(std::size_t bytes) noexcept {
-    // give() frees bytes before it looks for waiters, and wait_for() adds a waiter before it looks for bytes: one of them sees the
-    // other, since all four accesses are in one order.
+    // give() frees bytes before it looks for waiters, and wait_for() adds a waiter before it looks for bytes:
+    // one of them sees the other, since all four accesses are in one order.
     std::size_t used = used_.load(std::memory_order_seq_cst);
     do {
       std::size_t const limit = limit_.load(std::memory_order_relaxed);
@@ -20828,8 +21223,8 @@ class byte_budget {
     for (budget_waiter* w = waiters_; w != nullptr; w = w->next_) ++w->passed_by_;
     return true;
   }
-  /// Begins to wait for the waiter's bytes; its wake() may be called before this returns. Returns false, and does not wait, if the
-  /// limit without its bounds is below them. O(waiters).
+  /// Begins to wait for the waiter's bytes; its wake() may be called before this returns. Returns false, and
+  /// does not wait, if the limit without its bounds is below them. O(waiters).
   [[nodiscard]] bool wait_for(budget_waiter& waiter) noexcept {
     std::lock_guard const guard(lock_);
     if (waiter.bytes_ > own_limit_) return false;
@@ -20840,7 +21235,8 @@ class byte_budget {
     serve();
     return true;
   }
-  /// Ends a wait, and returns whether the waiter has its bytes. Then no other thread refers to it any more. O(waiters).
+  /// Ends a wait, and returns whether the waiter has its bytes. Then no other thread refers to it any more.
+  /// O(waiters).
   [[nodiscard]] bool stop_waiting(budget_waiter& waiter) noexcept {
     std::lock_guard const guard(lock_);
     if (waiter.has_bytes_) return true;
@@ -20960,7 +21356,8 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
   [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
   /// The limit in force: the layer's own, or that of a live budget_scope if it is smaller.
   [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
-  /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other calls
+  /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other
+  /// calls
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
     requires has_plain_blocks<Upstream>
   {
@@ -20974,10 +21371,11 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
     budget_.give(bytes);
   }
 
-  /// Changes the layer's own limit and returns the previous one; if it is below used(), allocations are refused until enough is
-  /// freed. Live budget_scopes stay in force. Thread-safe.
+  /// Changes the layer's own limit and returns the previous one; if it is below used(), allocations are
+  /// refused until enough is freed. Live budget_scopes stay in force. Thread-safe.
   std::size_t set_limit(std::size_t bytes) noexcept { return budget_.set_limit(bytes); }
-  /// Begins an additional bound, of `more` bytes above used(); it must stay in place until remove(). For budget_scope.
+  /// Begins an additional bound, of `more` bytes above used(); it must stay in place until remove(). For
+  /// budget_scope.
   void add(detail::budget_bound& bound, std::size_t more) noexcept { budget_.add(bound, more); }
   /// Ends a bound; in any order, from any thread. O(bounds).
   void remove(detail::budget_bound& bound) noexcept { budget_.remove(bound); }
@@ -21069,15 +21467,15 @@ class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstre
 
 namespace TARN_NAMESPACE {
 
-/// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If it returns true,
-/// something was freed and the request is retried; if false, the error is passed on. Exceptions of the handler reach the
-/// caller. The handler may be called from several threads at once, and may itself free through the same memory. Costs nothing where the
-/// upstream has the memory.
+/// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If
+/// it returns true, something was freed and the request is retried; if false, the error is passed on.
+/// Exceptions of the handler reach the caller. The handler may be called from several threads at once, and
+/// may itself free through the same memory. Costs nothing where the upstream has the memory.
 ///
-/// Under a pool (`source | retry_on_oom{f} | pooled{}`) the handler runs inside the pool's growth. It may use that pool:
-/// empty_cache() gives back what is wholly free; owns(), state() and deallocate() work; allocate() is served from the cache, or
-/// refused with out_of_memory, since the pool cannot grow meanwhile. Other threads that need the pool to grow wait for the
-/// handler, so it must not wait for them.
+/// Under a pool (`source | retry_on_oom{f} | pooled{}`) the handler runs inside the pool's growth. It may use
+/// that pool: empty_cache() gives back what is wholly free; owns(), state() and deallocate() work; allocate()
+/// is served from the cache, or refused with out_of_memory, since the pool cannot grow meanwhile. Other
+/// threads that need the pool to grow wait for the handler, so it must not wait for them.
 template <class Handler>
   requires std::predicate<Handler&, out_of_memory const&, unsigned>
 struct retry_on_oom {
@@ -21135,8 +21533,9 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno. Where no system call failed,
-/// error() is 0 and code() is std::errc::invalid_argument. Of a long path, the message has the end.
+/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno.
+/// Where no system call failed, error() is 0 and code() is std::errc::invalid_argument. Of a long path, the
+/// message has the end.
 class file_error : public detail::error_of<std::system_error, 512> {
  public:
   file_error(std::string_view path, std::string_view what, int error)
@@ -21284,11 +21683,11 @@ struct traced {
   using layer = traced_layer<Upstream>;
 };
 
-/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address that is freed and handed
-/// out again is never live twice in the trace. One mutex around the record, none around the upstream. Costs a hash lookup and a
-/// buffered write per call; write errors are reported once on standard error and end the recording, never the program. Up to
-/// 65,533 streams besides the default one have numbers of their own; further ones share one number, so that every trace can be
-/// replayed.
+/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address that is
+/// freed and handed out again is never live twice in the trace. One mutex around the record, none around the
+/// upstream. Costs a hash lookup and a buffered write per call; write errors are reported once on standard
+/// error and end the recording, never the program. Up to 65,533 streams besides the default one have numbers
+/// of their own; further ones share one number, so that every trace can be replayed.
 template <class Upstream>
 class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   using base = resource_adaptor<traced_layer<Upstream>, Upstream>;
@@ -21369,8 +21768,8 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     if (std::uint64_t const id = live_.erase(address); id != 0)
       put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
   }
-  /// Streams are numbered from 1 in the order of their first call. The last number of the format stands for all later streams:
-  /// a program may create more streams than can be replayed. @throws std::bad_alloc
+  /// Streams are numbered from 1 in the order of their first call. The last number of the format stands for
+  /// all later streams: a program may create more streams than can be replayed. @throws std::bad_alloc
   [[nodiscard]] std::uint32_t number_of(std::uint64_t key) {
     if (key == default_key) return 0;
     if (std::uint32_t const known = streams_.find(key); known != 0) return known;
@@ -21411,7 +21810,8 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
 
 namespace TARN_NAMESPACE {
 
-/// Verifies all blocks: checked_layer::check_all() (debug/checked.hpp). Returns the number of findings. @throws std::bad_alloc
+/// Verifies all blocks: checked_layer::check_all() (debug/checked.hpp). Returns the number of findings.
+/// @throws std::bad_alloc
 template <class Resource>
 std::size_t check_all(Resource const& memory) {
   auto const call = [](auto& layer) -> decltype(layer.check_all()) { return layer.check_all(); };
@@ -21419,7 +21819,8 @@ std::size_t check_all(Resource const& memory) {
                 "tarn: this needs checked memory; add: | tarn::checked{}");
   return nearest(memory, call);
 }
-/// Reports live blocks: checked_layer::report_leaks() (debug/checked.hpp). Returns their number. @throws std::bad_alloc
+/// Reports live blocks: checked_layer::report_leaks() (debug/checked.hpp). Returns their number. @throws
+/// std::bad_alloc
 template <class Resource>
 std::size_t report_leaks(Resource const& memory) {
   auto const call = [](auto& layer) -> decltype(layer.report_leaks()) { return layer.report_leaks(); };
@@ -21480,7 +21881,8 @@ struct block_record {
   bool used_elsewhere = false;  ///< record_stream() named another stream
 };
 
-/// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller locks.
+/// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller
+/// locks.
 class block_history {
  public:
   /// Sets how many blocks are remembered after they are gone.
@@ -21708,7 +22110,8 @@ class checked_resources {
     }
     report_leaked(leaks);  // without the lock: the handler may use a resource
   }
-  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex does nothing.
+  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex
+  /// does nothing.
   static fork_mutex& mutex() noexcept {
     static fork_mutex m;
     return m;
@@ -21729,14 +22132,16 @@ class checked_resources {
 #include <cstddef>
 
 // ---- tarn/debug/fill_pattern.hpp
-// The byte patterns that the debugging policies write, and functions to write and compare them in device memory.
+// The byte patterns that the debugging policies write, and functions to write and compare them in device
+// memory.
 
 #include <cstddef>
 #include <cstring>
 
 namespace TARN_NAMESPACE {
 
-/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; in a debugger it identifies what happened.
+/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; in a debugger it identifies what
+/// happened.
 namespace pattern {
 inline constexpr unsigned char fence = 0xFD;          ///< around a block: never the user's
 inline constexpr unsigned char uninitialised = 0xCD;  ///< handed out, not yet written ("clean")
@@ -21745,8 +22150,8 @@ inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
 
 namespace detail {
 
-/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or if it cannot be read. Host cost: a copy
-/// of all bytes, up to 1 MiB at a time.
+/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or if it cannot be read.
+/// Host cost: a copy of all bytes, up to 1 MiB at a time.
 template <class Driver>
 std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
                              std::size_t bytes) noexcept {
@@ -21900,8 +22305,8 @@ class used_streams {
  private:
   static constexpr std::size_t most = 64;
 
-  /// Whether a stream has no work left. An event on an idle stream may be reached some microseconds after it was recorded, so
-  /// this asks for a while, about 300 us.
+  /// Whether a stream has no work left. An event on an idle stream may be reached some microseconds after it
+  /// was recorded, so this asks for a while, about 300 us.
   [[nodiscard]] static bool is_finished(Driver const& driver, stream_ref stream) noexcept {
     if (is_capturing(driver, stream)) return true;
     Driver const there = driver_of(driver, stream);
@@ -21926,8 +22331,8 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class checked_layer;
 
-/// Reports double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and after the free, and
-/// leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
+/// Reports double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and
+/// after the free, and leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
 struct checked {
   std::size_t fence_bytes = 256;           ///< on each side of a block, at least
   std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, to detect late writes
@@ -21939,22 +22344,25 @@ struct checked {
   using layer = checked_layer<Upstream>;
 };
 
-/// Findings go to the misuse handler, with where, when (a count of this resource's calls), on which stream and by which thread
-/// the block was allocated and freed. A block that is freed wrongly is not passed on.
+/// Findings go to the misuse handler, with where, when (a count of this resource's calls), on which stream
+/// and by which thread the block was allocated and freed. A block that is freed wrongly is not passed on.
 ///
-/// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on the host for its
-/// stream, verifies the fences, poisons the block and quarantines it; when it leaves the quarantine, oldest first, the poison
-/// is verified. Blocks with a use recorded on another stream (record_stream) wait for the whole device.
+/// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on
+/// the host for its stream, verifies the fences, poisons the block and quarantines it; when it leaves the
+/// quarantine, oldest first, the poison is verified. Blocks with a use recorded on another stream
+/// (record_stream) wait for the whole device.
 ///
-/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
-/// then has no fences, a block freed then is not quarantined. Its pointer, size and history are still checked.
+/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call:
+/// a block allocated then has no fences, a block freed then is not quarantined. Its pointer, size and history
+/// are still checked.
 ///
-/// Blocks that are live when the resource ends are leaks. An owner that was never destroyed keeps its resource alive: such a
-/// resource reports its leaks at the end of the process if `leaks_at_exit` is set. Objects with static storage that were
-/// constructed after the first such resource have been destroyed by then; those constructed before it count as leaked.
+/// Blocks that are live when the resource ends are leaks. An owner that was never destroyed keeps its
+/// resource alive: such a resource reports its leaks at the end of the process if `leaks_at_exit` is set.
+/// Objects with static storage that were constructed after the first such resource have been destroyed by
+/// then; those constructed before it count as leaked.
 ///
-/// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
-/// waiting for the device or while the handler runs, except while check_all() reads one block.
+/// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock
+/// is held while waiting for the device or while the handler runs, except while check_all() reads one block.
 template <class Upstream>
 class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream> {
   using base = resource_adaptor<checked_layer<Upstream>, Upstream>;
@@ -22022,7 +22430,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
     stream_ref on = r.stream;
-    // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no memory.
+    // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no
+    // memory.
     bool const untouchable = !detail::make_usable(driver(), on) || is_capturing(on) ||
                              (b.used_elsewhere && !wait_for_uses()) || detail::sleeps(this->upstream());
     if (!untouchable) verify_fences(b, on);
@@ -22052,9 +22461,10 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
   }
 
-  /// Verifies the fences of every block that is live at the call and the poison of every quarantined one; reports those that
-  /// were overwritten and returns their number. A block that is freed or leaves the quarantine meanwhile is verified at that
-  /// point. Waits for the device; while a graph is captured, verifies nothing. @throws std::bad_alloc
+  /// Verifies the fences of every block that is live at the call and the poison of every quarantined one;
+  /// reports those that were overwritten and returns their number. A block that is freed or leaves the
+  /// quarantine meanwhile is verified at that point. Waits for the device; while a graph is captured,
+  /// verifies nothing. @throws std::bad_alloc
   std::size_t check_all() {
     if (detail::sleeps(this->upstream())) return 0;
     detail::sequence<detail::block_record> all;
@@ -22065,7 +22475,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         if (live || b.state == detail::block_state::quarantined) all.push_back(b);
       });
     }
-    // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later are not checked.
+    // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later
+    // are not checked.
     if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t found = 0;
@@ -22089,8 +22500,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return found;
   }
 
-  /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished (misuse_kind::in_use). The
-  /// fences of live blocks are discarded with the contents.
+  /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished
+  /// (misuse_kind::in_use). The fences of live blocks are discarded with the contents.
   std::size_t sleep(contents where)
     requires reachable<Upstream, pool_call::sleep>
   {
@@ -22110,8 +22521,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return nearest(this->upstream(), pool_call::compact{});
   }
 
-  /// Reports each block that is live now as a leak, and returns their number. With the default handler all are printed before
-  /// the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
+  /// Reports each block that is live now as a leak, and returns their number. With the default handler all
+  /// are printed before the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
   std::size_t report_leaks() {  // NOLINT(modernize-use-nodiscard): may be ignored
     detail::sequence<detail::block_record> leaks;
     add_leaks(leaks);
@@ -22139,7 +22550,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
     return detail::block_address_of(this->upstream(), whole);
   }
-  /// Calls f(p, bytes) for each block of the pool that the quarantine keeps, here and below. @throws std::bad_alloc
+  /// Calls f(p, bytes) for each block of the pool that the quarantine keeps, here and below. @throws
+  /// std::bad_alloc
   template <class F>
   void each_kept(F const& f) {
     detail::sequence<detail::block_record> kept;
@@ -22196,7 +22608,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   // ---- deallocation
 
-  /// Takes a live block back from the user; if it may not be freed so, reports that and returns an empty record.
+  /// Takes a live block back from the user; if it may not be freed so, reports that and returns an empty
+  /// record.
   detail::block_record take_back(void* p, std::size_t bytes, std::size_t alignment,
                                  detail::block_event const& freed) noexcept {
     detail::block_record b;
@@ -22233,7 +22646,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return detail::first_difference(driver(), stream, b.p, pattern::freed, b.bytes);
   }
 
-  /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that stream.
+  /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that
+  /// stream.
   bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
     if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
     if (!detail::fill_in_order(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
@@ -22242,8 +22656,9 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
     return true;
   }
-  /// Releases the oldest blocks until at most the given bytes and blocks are left; returns whether one was released. No work on
-  /// the device may touch them, so the verification and what follows need no stream order.
+  /// Releases the oldest blocks until at most the given bytes and blocks are left; returns whether one was
+  /// released. No work on the device may touch them, so the verification and what follows need no stream
+  /// order.
   bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
     bool any = false;
     for (;; any = true) {
@@ -22377,13 +22792,14 @@ struct fenced {
   using layer = fenced_layer<Upstream>;
 };
 
-/// Fences are written in stream order at allocation and verified at deallocation and by check_all(). Verifying waits for the
-/// stream on the host. It also detects pointers that are not live here, and wrong sizes. Findings go to the misuse handler; a
-/// block that is not live is not passed on. Alignment is kept. Thread-safe: one mutex, not held while waiting for the device. A
-/// pair costs two small fills, two small copies and two waits.
+/// Fences are written in stream order at allocation and verified at deallocation and by check_all().
+/// Verifying waits for the stream on the host. It also detects pointers that are not live here, and wrong
+/// sizes. Findings go to the misuse handler; a block that is not live is not passed on. Alignment is kept.
+/// Thread-safe: one mutex, not held while waiting for the device. A pair costs two small fills, two small
+/// copies and two waits.
 ///
-/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
-/// then has no fences. Nor is anything verified while the pool sleeps.
+/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call:
+/// a block allocated then has no fences. Nor is anything verified while the pool sleeps.
 template <class Upstream>
 class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   using base = resource_adaptor<fenced_layer<Upstream>, Upstream>;
@@ -22432,9 +22848,9 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
                                                        fences_.whole_bytes(bytes, alignment), stream});
   }
 
-  /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
-  /// number. Waits for the device; while a graph is captured, verifies nothing. Another thread's call waits at most for the verification
-  /// of one block.
+  /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and
+  /// returns their number. Waits for the device; while a graph is captured, verifies nothing. Another
+  /// thread's call waits at most for the verification of one block.
   /// @throws std::bad_alloc
   std::size_t check_all() {
     if (detail::sleeps(this->upstream())) return 0;
@@ -22448,7 +22864,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       all.reserve(blocks_.size());
       blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
-    // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are not candidates.
+    // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are
+    // not candidates.
     if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t broken = 0;
@@ -22518,14 +22935,15 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     {
       std::lock_guard const guard(mutex_);
       --promised_;
-      // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet there.
+      // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet
+      // there.
       if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, ++numbered_, fenced});
     }
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
 
-  /// Verifies and forgets a block; returns false if it must not be passed on. The handler is called without the mutex, since it
-  /// may use this very resource.
+  /// Verifies and forgets a block; returns false if it must not be passed on. The handler is called without
+  /// the mutex, since it may use this very resource.
   bool retire(request const& r, void* p) noexcept {
     block b{};
     bool matches = false;
@@ -22579,7 +22997,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/debug/poisoned.hpp
-// poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes visible.
+// poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes
+// visible.
 
 #include <concepts>
 #include <cstddef>
@@ -22596,9 +23015,10 @@ struct poisoned {
   using layer = poisoned_layer<Upstream>;
 };
 
-/// Costs one fill of the whole block per call, in stream order (about 2 us, plus its bytes at memory bandwidth). Never
-/// synchronises, except for the _sync calls, which wait for their fill, and if the stream of a deallocation may be destroyed
-/// and its work cannot be ordered on the device. Fills nothing while the stream is capturing a graph or the pool sleeps.
+/// Costs one fill of the whole block per call, in stream order (about 2 us, plus its bytes at memory
+/// bandwidth). Never synchronises, except for the _sync calls, which wait for their fill, and if the stream
+/// of a deallocation may be destroyed and its work cannot be ordered on the device. Fills nothing while the
+/// stream is capturing a graph or the pool sleeps.
 template <class Upstream>
 class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstream> {
   using base = resource_adaptor<poisoned_layer<Upstream>, Upstream>;
@@ -22617,7 +23037,8 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
     (void)detail::fill_in_order(driver(), r.stream, p, pattern::uninitialised, r.bytes);
     if (!r.is_synchronous()) return p;
     if (status const s = driver().synchronize_stream(r.stream); !s.ok()) {
-      // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in stream order.
+      // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in
+      // stream order.
       next.deallocate(r.in_stream_order(), p);
       throw cuda_error(s, driver().device().value);
     }
@@ -22643,7 +23064,8 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   }
 
  private:
-  /// Poisons a block that is being freed, and changes how it is freed so that no other caller gets it before the fill.
+  /// Poisons a block that is being freed, and changes how it is freed so that no other caller gets it before
+  /// the fill.
   void fill_freed(request& r, void* p) noexcept {
     stream_ref on = r.stream;
     if (detail::life_of(driver(), on) != detail::stream_life::alive) {
@@ -22672,9 +23094,9 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
 
 namespace TARN_NAMESPACE {
 
-/// Limits memory that has a `limited` layer to grow by at most `bytes` during a scope. It never raises an existing limit.
-/// The bound applies to all threads. Scopes nest and overlap freely on any threads: the smallest live bound holds, and each
-/// ends with its scope.
+/// Limits memory that has a `limited` layer to grow by at most `bytes` during a scope. It never raises an
+/// existing limit. The bound applies to all threads. Scopes nest and overlap freely on any threads: the
+/// smallest live bound holds, and each ends with its scope.
 template <class Resource>
 class budget_scope {
  public:
@@ -22726,9 +23148,9 @@ struct cache_guard_options {
   std::atomic<std::uint32_t>* counter = nullptr;  ///< counts the scopes so far; null: every scope
 };
 
-/// Returns cached memory to the driver on entry and exit of a scope, as a pair of torch.cuda.empty_cache calls does, so that
-/// another library can use the memory inside and the scope leaves nothing cached. Live memory is not touched. Each clearing
-/// costs one trim(). An error in the destructor is ignored.
+/// Returns cached memory to the driver on entry and exit of a scope, as a pair of torch.cuda.empty_cache
+/// calls does, so that another library can use the memory inside and the scope leaves nothing cached. Live
+/// memory is not touched. Each clearing costs one trim(). An error in the destructor is ignored.
 template <class Pool>
 class cache_guard {
  public:
@@ -22776,29 +23198,32 @@ class cache_guard {
 
 namespace TARN_NAMESPACE {
 
-/// Gives back every granule (2 MiB on current devices) of a pool without a live byte: handles that are partly live are copied
-/// into smaller ones, which are mapped at the old addresses. No work uses the pool's memory from this call until it returns; the
-/// caller has synchronised the streams that did. Does nothing while the pool sleeps.
+/// Gives back every granule (2 MiB on current devices) of a pool without a live byte: handles that are partly
+/// live are copied into smaller ones, which are mapped at the old addresses. No work uses the pool's memory
+/// from this call until it returns; the caller has synchronised the streams that did. Does nothing while the
+/// pool sleeps.
 ///
-/// Afterwards `reserved` < `live` + 2 granules * `stretches`. Addresses stay, and a granule is indivisible: a stretch of live bytes
-/// that begins and ends inside granules also holds the free rest of both, each less than a granule. Two live bytes on either side of
-/// a boundary thus hold two granules; a stretch that begins or ends on a boundary holds less than one granule beyond its bytes.
-/// Blocks up to 32 KiB lie in runs; a run with a live block counts as live as a whole, and so do deferred blocks.
-/// Three kinds of handles stay as they are, and may exceed the bound: those with a page_pin, those for whose copy the device has no
-/// memory, and those that work may still use, contrary to the promise above.
-/// The memory of the pool's graph_memories stays, and is counted neither as live nor as reserved here: its graphs hold addresses.
+/// Afterwards `reserved` < `live` + 2 granules * `stretches`. Addresses stay, and a granule is indivisible: a
+/// stretch of live bytes that begins and ends inside granules also holds the free rest of both, each less
+/// than a granule. Two live bytes on either side of a boundary thus hold two granules; a stretch that begins
+/// or ends on a boundary holds less than one granule beyond its bytes. Blocks up to 32 KiB lie in runs; a run
+/// with a live block counts as live as a whole, and so do deferred blocks. Three kinds of handles stay as
+/// they are, and may exceed the bound: those with a page_pin, those for whose copy the device has no memory,
+/// and those that work may still use, contrary to the promise above. The memory of the pool's graph_memories
+/// stays, and is counted neither as live nor as reserved here: its graphs hold addresses.
 ///
-/// Where the device has no virtual memory management, or a memory tool is attached, gives back the segments without a live byte, and
-/// `compaction::stretches` is 0: segments are neither split nor moved.
+/// Where the device has no virtual memory management, or a memory tool is attached, gives back the segments
+/// without a live byte, and `compaction::stretches` is 0: segments are neither split nor moved.
 ///
 /// Needs memory for a copy of at most one handle at a time; a handle for which there is none stays as it is.
-/// @throws cuda_error, std::bad_alloc  contents and addresses are kept; cuda_error also while a capture_scope is open, in any pool
+/// @throws cuda_error, std::bad_alloc  contents and addresses are kept; cuda_error also while a capture_scope
+/// is open, in any pool
 ///                                     of the process. If the driver refuses to map a handle at its new and then at its old
 ///                                     place, is_asleep() is true and the pool keeps its memory: wake() maps it again
 /// @throws out_of_memory               only in that case
 /// @throws misuse                      called by a handler of the pool's own growth
-/// Waits on the host for the copies. Thread-safe. O(handles + ranges), and O(slots of views) and about 150 us for each handle that is replaced, on an
-/// H200, and one copy on the device of its live granules.
+/// Waits on the host for the copies. Thread-safe. O(handles + ranges), and O(slots of views) and about 150 us
+/// for each handle that is replaced, on an H200, and one copy on the device of its live granules.
 template <class Memory>
 compaction compact(Memory const& memory, source_location place = source_location::current()) {
   constexpr bool can = reachable<Memory const, pool_call::compact>;
@@ -22835,8 +23260,8 @@ inline void require_no_overlap(void const* from, std::size_t from_bytes, void co
 }  // namespace detail
 
 /// Copies elements in stream order. The spans have the same number of elements and must not overlap.
-/// Asynchronous if both sides are device or pinned memory; otherwise the driver may wait. Keep pinned host memory alive until
-/// the stream has completed the copy.
+/// Asynchronous if both sides are device or pinned memory; otherwise the driver may wait. Keep pinned host
+/// memory alive until the stream has completed the copy.
 /// @throws length_error  the sizes differ; nothing is copied
 /// @throws cuda_error    the driver refused
 template <stream_driver Driver, class From, class To>
@@ -22900,7 +23325,8 @@ using default_driver = typename simulated_driver<T>::type;
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/raii/in_turn.hpp
-// in_turn(): orders work on one stream after the earlier work of other streams and before their later work, on the device.
+// in_turn(): orders work on one stream after the earlier work of other streams and before their later work,
+// on the device.
 
 // ---- tarn/raii/stream.hpp
 // Streams: an owning stream, and the identity of a stream that is not owned.
@@ -22930,8 +23356,8 @@ template <default_streams Which, stream_driver Driver>
 
 }  // namespace detail
 
-/// Queries the driver once for a stream's identity, so that a pool need not query it at every call (about 18 ns each).
-/// Query again if the stream is destroyed and its handle is reused.
+/// Queries the driver once for a stream's identity, so that a pool need not query it at every call (about 18
+/// ns each). Query again if the stream is destroyed and its handle is reused.
 /// @param memory  a resource or a driver. A default stream is that of its device, whichever is current; of
 ///                memory that the host can access it is that of the calling thread's current device
 /// @throws cuda_error  the driver does not know the stream
@@ -22970,10 +23396,11 @@ template <stream_driver Driver>
 }
 #endif
 
-/// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
-/// wait: the driver completes the stream's work. A moved-from object is empty: any use but destruction, assignment and the test whether it
-/// has a stream throws misuse, since a null handle is the default stream. The constructor takes no place for its errors: nvcc 13.0 ends without a message
-/// where a default member initialiser constructs such a type in braces.
+/// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once.
+/// Destruction does not wait: the driver completes the stream's work. A moved-from object is empty: any use
+/// but destruction, assignment and the test whether it has a stream throws misuse, since a null handle is the
+/// default stream. The constructor takes no place for its errors: nvcc 13.0 ends without a message where a
+/// default member initialiser constructs such a type in braces.
 template <stream_driver Driver>
 class basic_stream {
  public:
@@ -23032,7 +23459,8 @@ class basic_stream {
 };
 
 #if TARN_HAS_CUDA
-/// An owning stream of the current device: `tarn::stream stream;`. A class, since g++ warns of a parameter that shadows an alias.
+/// An owning stream of the current device: `tarn::stream stream;`. A class, since g++ warns of a parameter
+/// that shadows an alias.
 class stream : public basic_stream<cuda_driver> {
  public:
   using basic_stream<cuda_driver>::basic_stream;
@@ -23051,7 +23479,8 @@ struct stream_at {
   source_location where;
 };
 
-/// As identified(), where exceptions are not possible: returns a stream that the driver does not know unchanged.
+/// As identified(), where exceptions are not possible: returns a stream that the driver does not know
+/// unchanged.
 template <has_driver Resource>
 [[nodiscard]] stream_ref identified_if_known(Resource const& memory, stream_ref stream) noexcept {
   if (stream.id() != stream_ref::unknown_id) return stream;
@@ -23094,9 +23523,10 @@ struct driven_stream {
   stream_ref stream;
 };
 
-/// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their later work waits for
-/// it. A stream equal to `on` costs nothing; any other costs two events. If one of the others cannot be made to wait, the host
-/// waits for the work instead. @throws what enqueue throws; cuda_error
+/// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their
+/// later work waits for it. A stream equal to `on` costs nothing; any other costs two events. If one of the
+/// others cannot be made to wait, the host waits for the work instead. @throws what enqueue throws;
+/// cuda_error
 template <class Driver, class Enqueue, class... Others>
 void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location where,
              Others const&... others) {
@@ -23113,14 +23543,16 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/raii/owned_elements.hpp
-// owned_elements: a block of elements, its resource and its stream: what device_buffer and pinned_buffer have in common.
+// owned_elements: a block of elements, its resource and its stream: what device_buffer and pinned_buffer have
+// in common.
 
 #include <cstddef>
 #include <utility>
 
 namespace TARN_NAMESPACE {
 
-/// The base of a buffer. Owns the block; a moved-from buffer is empty, keeps its resource and stream, and may be reused.
+/// The base of a buffer. Owns the block; a moved-from buffer is empty, keeps its resource and stream, and may
+/// be reused.
 template <class T, class Resource>
 class owned_elements {
  public:
@@ -23141,24 +23573,26 @@ class owned_elements {
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
-  /// Changes the buffer's stream, which frees the memory. Later work on `stream` waits, on the device, for what was enqueued on the
-  /// old stream. Both streams must exist. @throws cuda_error  nothing has changed
+  /// Changes the buffer's stream, which frees the memory. Later work on `stream` waits, on the device, for
+  /// what was enqueued on the old stream. Both streams must exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
     stream = identified(memory_, stream, where);
     if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
     stream_ = stream;
   }
 
-  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. Host cost O(1), no driver call.
+  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. Host cost O(1), no
+  /// driver call.
   void clear() noexcept { size_ = 0; }
-  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one deallocation.
+  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one
+  /// deallocation.
   void reset() noexcept {
     if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
     data_ = nullptr;
     size_ = capacity_ = 0;
   }
-  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements had
-  /// before the call.
+  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as
+  /// capacity() elements had before the call.
   [[nodiscard]] T* release() noexcept {
     size_ = capacity_ = 0;
     return std::exchange(data_, nullptr);
@@ -23218,11 +23652,13 @@ using default_device_resource = pool_over<basic_pages<default_driver<T>>>;
 }  // namespace detail
 
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
-/// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on another stream by
-/// set_stream() or record_stream(). One thread at a time per buffer. Holds its resource, so the pool stays alive
-/// as long as the buffer. A default-constructed buffer has no resource: until a buffer with one is assigned, what allocates, copies or
-/// orders throws misuse. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
-/// other operations need the stream to exist.
+/// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on
+/// another stream by set_stream() or record_stream(). One thread at a time per buffer. Holds its resource, so
+/// the pool stays alive as long as the buffer. A default-constructed buffer has no resource: until a buffer
+/// with one is assigned, what allocates, copies or orders throws misuse. A moved-from buffer is empty, keeps
+/// its resource and stream, and may be reused. Destruction never throws, works with any current device and
+/// after the stream is destroyed, and does nothing once the driver is unloaded. All other operations need the
+/// stream to exist.
 template <class T, class Resource = detail::default_device_resource<T>>
 class device_buffer : public owned_elements<T, Resource> {
   using base = owned_elements<T, Resource>;
@@ -23230,7 +23666,8 @@ class device_buffer : public owned_elements<T, Resource> {
                 "tarn: device_buffer<T> never constructs elements: T must be trivially copyable");
 
  public:
-  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is
+  /// default-constructed.
   device_buffer() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
   = default;
@@ -23252,8 +23689,9 @@ class device_buffer : public owned_elements<T, Resource> {
     data_ = take(count, call);
     size_ = capacity_ = count;
   }
-  /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
-  /// to the block: a new block taken by a later resize() gets the name given there.
+  /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));`
+  /// (core/tag). The name belongs to the block: a new block taken by a later resize() gets the name given
+  /// there.
   device_buffer(Resource memory, std::size_t count, stream_ref stream, attribution call)
       : device_buffer(std::move(memory), count, stream, base::least_alignment(), call) {}
   /// Constructs a copy of host or device elements, in stream order.
@@ -23272,7 +23710,8 @@ class device_buffer : public owned_elements<T, Resource> {
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   device_buffer& operator=(device_buffer&&) noexcept = default;
 
-  /// Returns the elements as device pointers. The host must not access them unless the memory is host-accessible.
+  /// Returns the elements as device pointers. The host must not access them unless the memory is
+  /// host-accessible.
   [[nodiscard]] std::span<T> span() noexcept { return {data_, size_}; }
   [[nodiscard]] std::span<T const> span() const noexcept { return {data_, size_}; }
 
@@ -23300,8 +23739,9 @@ class device_buffer : public owned_elements<T, Resource> {
   }
   void shrink_to_fit(attribution call = attribution::current()) { shrink_to_fit(stream_, call); }
 
-  /// Returns a copy on `stream`, from the same resource, with the same alignment. `stream` first waits, on the device, for this
-  /// buffer's stream, which then waits for the copy: this buffer may be changed or destroyed at once.
+  /// Returns a copy on `stream`, from the same resource, with the same alignment. `stream` first waits, on
+  /// the device, for this buffer's stream, which then waits for the copy: this buffer may be changed or
+  /// destroyed at once.
   /// @throws out_of_memory, cuda_error  nothing has changed
   [[nodiscard]] device_buffer clone(stream_ref stream, attribution call = attribution::current()) const {
     device_buffer made(memory_, size_, stream, alignment_, call);
@@ -23309,8 +23749,9 @@ class device_buffer : public owned_elements<T, Resource> {
     return made;
   }
 
-  /// Records that work on `stream`, enqueued before the memory is freed, uses it, as torch.Tensor.record_stream() does. The
-  /// memory is deferred until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
+  /// Records that work on `stream`, enqueued before the memory is freed, uses it, as
+  /// torch.Tensor.record_stream() does. The memory is deferred until that work is done; the order of the
+  /// streams does not change. Needs a pool. Amortised O(1).
   /// @throws std::bad_alloc, cuda_error  nothing has changed
   void record_stream(stream_ref stream, source_location where = source_location::current()) const
     requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
@@ -23323,8 +23764,9 @@ class device_buffer : public owned_elements<T, Resource> {
   void copy_from(std::span<T const> from, source_location where = source_location::current()) {
     tarn::copy(driver(where), from, span(), stream_, where);
   }
-  /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the device, for the
-  /// other buffer's stream. That stream then waits for the copy, so the other buffer may be changed or destroyed at once.
+  /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the
+  /// device, for the other buffer's stream. That stream then waits for the copy, so the other buffer may be
+  /// changed or destroyed at once.
   /// @throws length_error, cuda_error
   template <class Other>
     requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
@@ -23378,7 +23820,8 @@ class device_buffer : public owned_elements<T, Resource> {
                                  .allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
     });
   }
-  /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns whether it copied.
+  /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns
+  /// whether it copied.
   template <class Other>
   bool copied_between_devices(device_buffer<T, Other> const& other, source_location where) {
     if constexpr (has_property<Resource, device_accessible> && !has_property<Resource, host_accessible> &&
@@ -23432,8 +23875,8 @@ template <class T, class Resource>
   return device_buffer<T, Resource>(std::move(memory), count, stream,
                                     detail::max_of(default_alignment, alignof(T)), call);
 }
-/// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned memory once the stream
-/// has completed the copy.
+/// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned
+/// memory once the stream has completed the copy.
 template <class T, class Resource>
   requires tarn::resource<Resource>
 [[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
@@ -23459,10 +23902,11 @@ void make_device_buffer(First, Rest...) = delete;  // pass a pool first; pages n
 
 namespace TARN_NAMESPACE {
 
-/// Makes a device the calling thread's current one and restores the previous one at the end. For the caller's own kernel
-/// launches: tarn itself works with any current device. If the device is already current, the cost is one query. Guards of a
-/// thread may end in any order: while any is alive, the device of the innermost one is current; after the last, the device from
-/// before the first. Each guard must end on the thread that created it.
+/// Makes a device the calling thread's current one and restores the previous one at the end. For the caller's
+/// own kernel launches: tarn itself works with any current device. If the device is already current, the cost
+/// is one query. Guards of a thread may end in any order: while any is alive, the device of the innermost one
+/// is current; after the last, the device from before the first. Each guard must end on the thread that
+/// created it.
 template <stream_driver Driver>
 class basic_device_guard {
  public:
@@ -23506,7 +23950,8 @@ using device_guard = basic_device_guard<cuda_driver>;
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/raii/device_ptr.hpp
-// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, as unique_ptr owns host memory.
+// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, as unique_ptr
+// owns host memory.
 
 #include <compare>
 #include <cstddef>
@@ -23516,11 +23961,12 @@ using device_guard = basic_device_guard<cuda_driver>;
 
 namespace TARN_NAMESPACE {
 
-/// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is uninitialised: T is
-/// trivially copyable; it may be const, and incomplete until memory is allocated or freed. Move-only. A moved-from pointer is null,
-/// keeps its resource and may be reused. Report use on streams other than stream() by set_stream() or by the resource's
-/// record_stream(). Not thread-safe. Destruction never throws, works with any current device and after the stream is destroyed, and
-/// does nothing once the driver is unloaded. Comparisons and the hash are those of the address.
+/// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is
+/// uninitialised: T is trivially copyable; it may be const, and incomplete until memory is allocated or
+/// freed. Move-only. A moved-from pointer is null, keeps its resource and may be reused. Report use on
+/// streams other than stream() by set_stream() or by the resource's record_stream(). Not thread-safe.
+/// Destruction never throws, works with any current device and after the stream is destroyed, and does
+/// nothing once the driver is unloaded. Comparisons and the hash are those of the address.
 template <class T, class Resource = detail::default_device_resource<T>>
 class device_ptr {
   static constexpr bool is_array = std::is_unbounded_array_v<T>;
@@ -23531,7 +23977,8 @@ class device_ptr {
   using resource_type = Resource;
   static_assert(!std::is_bounded_array_v<T>, "tarn: use device_ptr<T[]> and pass the count to make_device");
 
-  /// Constructs a null pointer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  /// Constructs a null pointer without a resource, to be assigned later. A resource that is no handle is
+  /// default-constructed.
   device_ptr() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
       : memory_(detail::absent_resource<Resource>()) {}
@@ -23541,7 +23988,8 @@ class device_ptr {
   /// Constructs a null pointer.
   explicit device_ptr(Resource memory, stream_ref stream = {}) noexcept
       : memory_(std::move(memory)), stream_(detail::identified_if_known(memory_, stream)) {}
-  /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). If `p` is null, `count` is ignored.
+  /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). If `p` is null, `count` is
+  /// ignored.
   device_ptr(Resource memory, pointer p, std::size_t count, stream_ref stream) noexcept
       : memory_(std::move(memory)),
         stream_(detail::identified_if_known(memory_, stream)),
@@ -23598,15 +24046,16 @@ class device_ptr {
     return p_[i];
   }
 
-  /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was enqueued on the old
-  /// stream, which must still exist. @throws cuda_error  nothing has changed
+  /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was
+  /// enqueued on the old stream, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
     stream = identified(memory_, stream, where);
     if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
     stream_ = stream;
   }
 
-  /// Releases ownership. The caller deallocates, at alignment(), as many bytes as size() elements had before the call.
+  /// Releases ownership. The caller deallocates, at alignment(), as many bytes as size() elements had before
+  /// the call.
   [[nodiscard]] pointer release() noexcept {
     count_ = 0;
     return std::exchange(p_, nullptr);
@@ -23666,7 +24115,8 @@ template <class T, class Resource>
       call, [&] { return memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment()); });
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
-/// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error, out_of_memory
+/// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error,
+/// out_of_memory
 template <class T, class Resource>
   requires(tarn::resource<Resource> && std::is_unbounded_array_v<T>)
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,
@@ -23699,7 +24149,8 @@ struct hash<tarn::device_ptr<T, Resource>> {
 };
 }  // namespace std
 // ---- tarn/raii/graph_memory.hpp
-// graph_memory: owns the memory that captured CUDA graphs use; capture_scope: a scope in which captured work allocates from it.
+// graph_memory: owns the memory that captured CUDA graphs use; capture_scope: a scope in which captured work
+// allocates from it.
 
 #include <cstddef>
 #include <utility>
@@ -23708,15 +24159,17 @@ namespace TARN_NAMESPACE {
 
 class capture_scope;
 
-/// Owns the memory of one graph, or of several graphs that are never replayed at the same time: torch.cuda.graph_pool_handle as an
-/// owner. Inside a capture_scope, what captured work allocates from `memory` or any copy of it belongs to the owner. Blocks that
-/// the capture frees are reused inside it in the order of its streams, and by later captures of the same owner. Nothing else
-/// receives them until the owner is destroyed, whatever other streams and threads do. The owner may outlive the scope, the stream
-/// and the cudaGraphExec_t.
+/// Owns the memory of one graph, or of several graphs that are never replayed at the same time:
+/// torch.cuda.graph_pool_handle as an owner. Inside a capture_scope, what captured work allocates from
+/// `memory` or any copy of it belongs to the owner. Blocks that the capture frees are reused inside it in the
+/// order of its streams, and by later captures of the same owner. Nothing else receives them until the owner
+/// is destroyed, whatever other streams and threads do. The owner may outlive the scope, the stream and the
+/// cudaGraphExec_t.
 ///
-/// Destruction does not wait: the memory serves the pool again when the device has completed all work submitted before (seen at a later
-/// allocation that needs memory, at trim() and at the pool's end). Before CUDA 12.5 it waits for the device. Blocks that are still live
-/// stay valid. An owner is moved, not copied; it keeps the pool alive. Threads may use one owner if one capture at a time is begun.
+/// Destruction does not wait: the memory serves the pool again when the device has completed all work
+/// submitted before (seen at a later allocation that needs memory, at trim() and at the pool's end). Before
+/// CUDA 12.5 it waits for the device. Blocks that are still live stay valid. An owner is moved, not copied;
+/// it keeps the pool alive. Threads may use one owner if one capture at a time is begun.
 template <class Memory>
 class graph_memory {
   static_assert(
@@ -23724,8 +24177,8 @@ class graph_memory {
       "tarn: graph_memory needs a pool, which keeps a graph's addresses apart: pages | tarn::pooled{}");
 
  public:
-  /// Holds no memory until a capture allocates. Host memory 6 KiB, and as much for allocate() outside captures. At most 65,534 such parts
-  /// live at once in a pool. @throws cuda_error, std::bad_alloc
+  /// Holds no memory until a capture allocates. Host memory 6 KiB, and as much for allocate() outside
+  /// captures. At most 65,534 such parts live at once in a pool. @throws cuda_error, std::bad_alloc
   explicit graph_memory(Memory memory, source_location where = source_location::current())
       : memory_(std::move(memory)),
         owner_(detail::called_from(where, [&] { return nearest(memory_, pool_call::new_graph_memory{}); })) {}
@@ -23737,14 +24190,17 @@ class graph_memory {
   }
   ~graph_memory() = default;
 
-  /// Allocates a block of the owner for work on `stream`. Inside a capture of this owner, it is as any block of the capture. Elsewhere
-  /// it is from memory that no capture of the owner received: a part of the pool that is kept apart (PyTorch's MemPool), such as the
-  /// inputs of a graph. It is freed as any block, with resource().deallocate(), and is then reused by such calls of this owner, in the
-  /// order of the stream, and by the owner's captures once it is complete; freed in a capture, it is reused by nothing until the owner
-  /// of that capture has ended. On a stream that is captured for another owner, it is memory that every stream may use.
-  /// For a pool, and for a pool under `tracked`, which counts the block; other policies would not see it.
+  /// Allocates a block of the owner for work on `stream`. Inside a capture of this owner, it is as any block
+  /// of the capture. Elsewhere it is from memory that no capture of the owner received: a part of the pool
+  /// that is kept apart (PyTorch's MemPool), such as the inputs of a graph. It is freed as any block, with
+  /// resource().deallocate(), and is then reused by such calls of this owner, in the order of the stream, and
+  /// by the owner's captures once it is complete; freed in a capture, it is reused by nothing until the owner
+  /// of that capture has ended. On a stream that is captured for another owner, it is memory that every
+  /// stream may use. For a pool, and for a pool under `tracked`, which counts the block; other policies would
+  /// not see it.
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc: nothing has changed
-  /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not serve.
+  /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not
+  /// serve.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment,
                                source_location where = source_location::current())
@@ -23767,28 +24223,32 @@ class graph_memory {
   detail::owned<detail::graph_owner> owner_;
 };
 
-/// While it lives, what is allocated on `stream` belongs to the owner. Open it, begin the capture, end the capture, close it:
-/// cudaStreamBeginCapture and cudaStreamEndCapture, in any capture mode. Work that is launched on the stream inside the scope but
-/// outside the capture must be complete before the graph is replayed on another stream.
+/// While it lives, what is allocated on `stream` belongs to the owner. Open it, begin the capture, end the
+/// capture, close it: cudaStreamBeginCapture and cudaStreamEndCapture, in any capture mode. Work that is
+/// launched on the stream inside the scope but outside the capture must be complete before the graph is
+/// replayed on another stream.
 ///
-/// A stream that joins the capture is recognised when the thread that opened the scope allocates on it. Name it with join() before
-/// another thread uses it, before it only frees, and if the thread has several scopes open. That thread captures nothing else
-/// meanwhile, and all its calls of the pool ask whether their stream joined: a pair on a stream that did not costs 134 ns there, 65
-/// without a scope (H200). Other threads use the pool as before, at the same cost; a bare handle costs one driver call more (20 ns).
+/// A stream that joins the capture is recognised when the thread that opened the scope allocates on it. Name
+/// it with join() before another thread uses it, before it only frees, and if the thread has several scopes
+/// open. That thread captures nothing else meanwhile, and all its calls of the pool ask whether their stream
+/// joined: a pair on a stream that did not costs 134 ns there, 65 without a scope (H200). Other threads use
+/// the pool as before, at the same cost; a bare handle costs one driver call more (20 ns).
 ///
-/// Bare handles may be used inside the capture: CUDA refuses to identify a captured stream, so the pool remembers it. A stream that
-/// tarn did not make and that joined before it was named must be named in one way only: by its handle, or by an identity that was
-/// queried before the capture. From the opening of the scope until the capture has begun, no other thread names the stream: it could not
-/// know whether that is part of the graph, and a bare handle is identified, which invalidates a capture that begins at that moment.
+/// Bare handles may be used inside the capture: CUDA refuses to identify a captured stream, so the pool
+/// remembers it. A stream that tarn did not make and that joined before it was named must be named in one way
+/// only: by its handle, or by an identity that was queried before the capture. From the opening of the scope
+/// until the capture has begun, no other thread names the stream: it could not know whether that is part of
+/// the graph, and a bare handle is identified, which invalidates a capture that begins at that moment.
 ///
-/// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
-/// (fenced, poisoned and checked verify and poison nothing then that they would have to wait for on the device.)
-/// Opening and closing it takes 0.9 us (H200), and longer with many threads. It waits for a thread that grows the pool only where memory
-/// is not known to be ample. Must be destroyed before its owner; any thread may do
-/// so.
+/// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done
+/// after the scope. (fenced, poisoned and checked verify and poison nothing then that they would have to wait
+/// for on the device.) Opening and closing it takes 0.9 us (H200), and longer with many threads. It waits for
+/// a thread that grows the pool only where memory is not known to be ample. Must be destroyed before its
+/// owner; any thread may do so.
 class [[nodiscard]] capture_scope {
  public:
-  /// @throws cuda_error  the driver does not know the stream, another scope is open for it, or 64 streams are captured already;
+  /// @throws cuda_error  the driver does not know the stream, another scope is open for it, or 64 streams are
+  /// captured already;
   ///                     std::bad_alloc
   template <class Memory>
   capture_scope(graph_memory<Memory>& memory, stream_ref stream,
@@ -23820,11 +24280,12 @@ class [[nodiscard]] capture_scope {
 
 namespace TARN_NAMESPACE {
 
-/// Observes memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap freely: each has its
-/// own mark and does not affect other scopes or the pool's peak. Exact while no two calls overlap, else within tracked::peak_error for
-/// each thread; bytes as the pool rounds them. With peak_of::this_thread only calls of the constructing thread count, starting from
-/// zero, exactly; memory freed by another thread does not lower it. Thread-safe. While such a scope lives, calls of its thread take a
-/// lock; other scopes cost other calls nothing, but the next call of each thread takes it once.
+/// Observes memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap
+/// freely: each has its own mark and does not affect other scopes or the pool's peak. Exact while no two
+/// calls overlap, else within tracked::peak_error for each thread; bytes as the pool rounds them. With
+/// peak_of::this_thread only calls of the constructing thread count, starting from zero, exactly; memory
+/// freed by another thread does not lower it. Thread-safe. While such a scope lives, calls of its thread take
+/// a lock; other scopes cost other calls nothing, but the next call of each thread takes it once.
 template <class Resource>
 class peak_scope {
  public:
@@ -23887,7 +24348,8 @@ namespace TARN_NAMESPACE {
 enum class elements { value_initialised, uninitialised };
 
 namespace detail {
-void elements_without_a_default_constructor_can_only_be_uninitialised();  // not defined: its name is the error message
+void elements_without_a_default_constructor_can_only_be_uninitialised();  // not defined: its name is the
+                                                                          // error message
 
 /// Parameter for a type without a default constructor: anything but elements::uninitialised does not compile.
 struct can_only_be_uninitialised {
@@ -23920,7 +24382,8 @@ class pinned_buffer : public owned_elements<T, Resource> {
   using iterator = T*;
   using const_iterator = T const*;
 
-  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is
+  /// default-constructed.
   pinned_buffer() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
   = default;
@@ -23977,7 +24440,8 @@ class pinned_buffer : public owned_elements<T, Resource> {
   /// Returns the alignment of the memory, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept { return base::least_alignment(); }
 
-  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy may be running.
+  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
+  /// may be running.
   /// @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised,
               attribution call = attribution::current())
@@ -23994,7 +24458,8 @@ class pinned_buffer : public owned_elements<T, Resource> {
     if (count > capacity_) detail::called_from<Resource>(call, [&] { relocate(count); });
     size_ = count;
   }
-  /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong guarantee.
+  /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong
+  /// guarantee.
   void shrink_to_fit(attribution call = attribution::current()) {
     if (size_ < capacity_) detail::called_from<Resource>(call, [&] { relocate(size_); });
   }
@@ -24036,7 +24501,8 @@ class pinned_buffer : public owned_elements<T, Resource> {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/raii/sleep.hpp
-// sleep() and wake(): a pool gives its physical memory back for a while and keeps its addresses. sleep_scope does both.
+// sleep() and wake(): a pool gives its physical memory back for a while and keeps its addresses. sleep_scope
+// does both.
 
 #include <cstddef>
 #include <type_traits>
@@ -24062,28 +24528,35 @@ inline constexpr bool require_can_sleep() noexcept {
 
 }  // namespace detail
 
-/// Gives the physical memory of a pool back to the driver, so that other pools and programs can use it, and keeps every address:
-/// blocks, views and captured graphs are valid again after wake(). Several pools sleep and wake independently.
+/// Gives the physical memory of a pool back to the driver, so that other pools and programs can use it, and
+/// keeps every address: blocks, views and captured graphs are valid again after wake(). Several pools sleep
+/// and wake independently.
 ///
-/// No work uses the pool's memory from this call until wake() returns; the caller has synchronised the streams that did. A
-/// `checked` layer reports where that is not so. Until then allocations throw pool_asleep; deallocations, statistics, trim() and
-/// the end of the pool work, and blocks that are freed need not be taken back. Does nothing, and returns 0, if the pool is
-/// asleep: the contents are those of the first call.
+/// No work uses the pool's memory from this call until wake() returns; the caller has synchronised the
+/// streams that did. A `checked` layer reports where that is not so. Until then allocations throw
+/// pool_asleep; deallocations, statistics, trim() and the end of the pool work, and blocks that are freed
+/// need not be taken back. Does nothing, and returns 0, if the pool is asleep: the contents are those of the
+/// first call.
 ///
 /// Handles with a page_pin stay mapped, with their contents.
 ///
-/// The memory of the pool's graph_memories sleeps and wakes with it, all or none. A capture_scope may be opened while the pool
-/// sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the addresses that the pool keeps. In a forked child sleep()
-/// and wake() do nothing, and return 0.
+/// The memory of the pool's graph_memories sleeps and wakes with it, all or none. A capture_scope may be
+/// opened while the pool sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the
+/// addresses that the pool keeps. In a forked child sleep() and wake() do nothing, and return 0.
 /// @param where  whether contents are kept
-/// @returns the bytes given back, cached memory included; less if the driver does not report that a copy is complete: handles whose
+/// @returns the bytes given back, cached memory included; less if the driver does not report that a copy is
+/// complete: handles whose
 ///          contents are not known to be saved keep their memory
-/// @throws out_of_memory               pinned memory for the contents is lacking; the pool is awake, nothing has changed
-/// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool of the process
-/// @throws cuda_error                  of kind `unsupported`: the device has no virtual memory management, so the addresses could
+/// @throws out_of_memory               pinned memory for the contents is lacking; the pool is awake, nothing
+/// has changed
+/// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool
+/// of the process
+/// @throws cuda_error                  of kind `unsupported`: the device has no virtual memory management, so
+/// the addresses could
 ///                                     not be kept; nothing has changed. empty_cache() gives back what is free
 /// @throws misuse                      called by a handler of the pool's own growth
-/// Waits on the host for the copies. Thread-safe. O(handles + ranges): 35 us per handle on an H200, plus the copies.
+/// Waits on the host for the copies. Thread-safe. O(handles + ranges): 35 us per handle on an H200, plus the
+/// copies.
 template <class Memory>
 std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_memory,
                   source_location place = source_location::current()) {
@@ -24092,16 +24565,21 @@ std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_mem
   }
 }
 
-/// Takes the memory of a sleeping pool again, at the same addresses, with the contents that were kept. Does nothing, and
-/// returns 0, if the pool is awake. If the device has too little, the other pools there give back what they cache, the one that was
-/// made last first; what work still uses is waited for only if the rest does not suffice.
-/// @param then  whether the host memory of the contents is freed, or kept for the next sleep until the pool ends
+/// Takes the memory of a sleeping pool again, at the same addresses, with the contents that were kept. Does
+/// nothing, and returns 0, if the pool is awake. If the device has too little, the other pools there give
+/// back what they cache, the one that was made last first; what work still uses is waited for only if the
+/// rest does not suffice.
+/// @param then  whether the host memory of the contents is freed, or kept for the next sleep until the pool
+/// ends
 /// @returns the bytes taken: those of handles with live blocks
-/// @throws out_of_memory  still not enough memory, or a limit below the pool has too little left: report().lacking is what must
+/// @throws out_of_memory  still not enough memory, or a limit below the pool has too little left:
+/// report().lacking is what must
 ///                        become free. The pool stays asleep and keeps its contents: free memory and call again
-/// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool of the process
+/// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool
+/// of the process
 /// @throws misuse                      called by a handler of the source while it wakes the pool
-/// Waits on the host for the copies. Thread-safe. O(handles + slots of views): 45 us per handle on an H200, plus the copies.
+/// Waits on the host for the copies. Thread-safe. O(handles + slots of views): 45 us per handle on an H200,
+/// plus the copies.
 template <class Memory>
 std::size_t wake(Memory const& memory, after_waking then = after_waking::free_host_memory,
                  source_location place = source_location::current()) {
@@ -24118,8 +24596,8 @@ template <class Memory>
   }
 }
 
-/// A pool sleeps during a scope. If it cannot be woken at the end, the error is ignored and the pool stays asleep: call wake()
-/// before the end of the scope to handle it.
+/// A pool sleeps during a scope. If it cannot be woken at the end, the error is ignored and the pool stays
+/// asleep: call wake() before the end of the scope to handle it.
 template <class Pool>
 class sleep_scope {
  public:
@@ -24151,7 +24629,8 @@ class sleep_scope {
 }  // namespace TARN_NAMESPACE
 
 // ---- tarn/report/stats.hpp
-// Memory statistics under the names of PyTorch. Reading them changes nothing; the reset functions change peaks and totals.
+// Memory statistics under the names of PyTorch. Reading them changes nothing; the reset functions change
+// peaks and totals.
 
 #include <array>
 #include <cstddef>
@@ -24276,8 +24755,9 @@ reported_numbers read_numbers(Resource& memory) {
 
 }  // namespace detail
 
-/// Returns the bytes allocated now, as the pool rounds them. Exact. If more bytes were freed than allocated, which only a double
-/// free or a free to the wrong resource can cause, it reports misuse and returns 0. O(threads that have counted, at most 32).
+/// Returns the bytes allocated now, as the pool rounds them. Exact. If more bytes were freed than allocated,
+/// which only a double free or a free to the wrong resource can cause, it reports misuse and returns 0.
+/// O(threads that have counted, at most 32).
 template <class Resource>
 [[nodiscard]] std::size_t memory_allocated(Resource memory) {
   std::int64_t const bytes = detail::statistics_of(memory).allocated_bytes[0].current;
@@ -24290,13 +24770,15 @@ template <class Resource>
   }
   return static_cast<std::size_t>(bytes);
 }
-/// Returns the maximum of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact. Costs as that.
+/// Returns the maximum of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
+/// Costs as that.
 template <class Resource>
 [[nodiscard]] std::size_t max_memory_allocated(Resource memory) {
   return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].peak);
 }
-/// Returns all cached memory of the pool to the driver, as torch.cuda.empty_cache() does. Waits for the streams that freed it.
-/// O(streams + free ranges + handles log handles + slots of views): two driver calls for each handle and its places in views.
+/// Returns all cached memory of the pool to the driver, as torch.cuda.empty_cache() does. Waits for the
+/// streams that freed it. O(streams + free ranges + handles log handles + slots of views): two driver calls
+/// for each handle and its places in views.
 template <class Resource>
 void empty_cache(Resource const& memory, source_location where = source_location::current()) {
   static_assert(detail::is_pooled<Resource>, "tarn: empty_cache needs a pool; add: | tarn::pooled{}");
@@ -24313,11 +24795,12 @@ template <class Resource>
   return detail::state_of(memory).reserved_peak;
 }
 
-/// Returns where the nearest pool's memory comes from, as torch.cuda.get_allocator_backend() does: "pages" (mapped pages of
-/// cuda_pages), "cudaMalloc", "cudaMallocAsync", "cudaHostAlloc", "cudaHostRegister", "cudaMallocManaged" or "operator new";
-/// "blocks" if a source of your own does not report it. A device_pool returns "pages", and "cudaMalloc" where the device has no
-/// virtual memory management or a memory tool is attached: its memory is then segments that are neither extended nor remapped, and
-/// sleep() is refused. Of a fallback_to: that of the first resource. A tool is noticed at the first allocation. Static storage. One
+/// Returns where the nearest pool's memory comes from, as torch.cuda.get_allocator_backend() does: "pages"
+/// (mapped pages of cuda_pages), "cudaMalloc", "cudaMallocAsync", "cudaHostAlloc", "cudaHostRegister",
+/// "cudaMallocManaged" or "operator new"; "blocks" if a source of your own does not report it. A device_pool
+/// returns "pages", and "cudaMalloc" where the device has no virtual memory management or a memory tool is
+/// attached: its memory is then segments that are neither extended nor remapped, and sleep() is refused. Of a
+/// fallback_to: that of the first resource. A tool is noticed at the first allocation. Static storage. One
 /// read of the state; thread-safe.
 template <class Resource>
 [[nodiscard]] char const* allocator_backend(Resource const& memory) noexcept {
@@ -24372,17 +24855,18 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 ///   num_alloc_retries              times that the driver refused and the cache was searched again
 ///   num_sync_all_streams           times that the host waited for a stream
 ///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
-/// The memory of captured graphs is part of these numbers, as PyTorch's private pools are. PyTorch has no keys for it alone. While
-/// a pool holds any, there are four keys of tarn's own, each a current value:
+/// The memory of captured graphs is part of these numbers, as PyTorch's private pools are. PyTorch has no
+/// keys for it alone. While a pool holds any, there are four keys of tarn's own, each a current value:
 ///   graph_memory.owners            graph memories, and ended ones whose memory has not been given back yet
 ///   graph_memory.reserved_bytes    held from the driver for them alone
 ///   graph_memory.allocated_bytes   the live blocks in it
 ///   graph_memory.kept_bytes        other blocks that were freed inside a capture, which the pool keeps for the graph; they are
 ///                                  part of active_bytes until then
 /// graph_memory::state() returns these for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
-/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a deferred block counts
-/// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
-/// the pool's locks briefly. O(threads + streams). @throws std::bad_alloc
+/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a
+/// deferred block counts with them. Exact while no other thread is inside a call; under concurrency each
+/// number belongs to one order of events. Takes the pool's locks briefly. O(threads + streams). @throws
+/// std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   detail::reported_numbers const numbers = detail::read_numbers(memory);
@@ -24417,7 +24901,8 @@ template <class Resource>
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/report/summary.hpp
-// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool; memory_stats_json: the same numbers as JSON.
+// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool; memory_stats_json: the same
+// numbers as JSON.
 
 #include <array>
 #include <cstddef>
@@ -24435,8 +24920,9 @@ template <class Resource>
 
 namespace TARN_NAMESPACE::detail {
 
-/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" + std::string(...)`: g++ 12 inlines
-/// that operator and then warns in the user's program (-Wrestrict), at -O2 and above. @throws std::bad_alloc
+/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" +
+/// std::string(...)`: g++ 12 inlines that operator and then warns in the user's program (-Wrestrict), at -O2
+/// and above. @throws std::bad_alloc
 [[nodiscard]] inline std::string concat(std::initializer_list<std::string_view> parts) {
   std::size_t size = 0;
   for (std::string_view const part : parts) size += part.size();
@@ -24452,8 +24938,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// Formats a number in ten columns as PyTorch does: the unit is that of `scale`, the next one for bytes from 768 KiB up, for counts
-/// from 750,000 up; truncated, not rounded.
+/// Formats a number in ten columns as PyTorch does: the unit is that of `scale`, the next one for bytes from
+/// 768 KiB up, for counts from 750,000 up; truncated, not rounded.
 [[nodiscard]] inline std::string table_number(std::int64_t number, std::int64_t scale,
                                               number_unit unit = number_unit::bytes) {
   constexpr char const* units[][6] = {{" B  ", " KiB", " MiB", " GiB", " TiB", " PiB"},
@@ -24478,9 +24964,10 @@ namespace detail {
 
 }  // namespace detail
 
-/// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). While the pool holds memory of
-/// captured graphs, three rows more show its current bytes: see memory_stats(). For memory with `tracked` and, for the reserved
-/// rows, a pool. The title names the allocator_backend() unless it is "pages". @throws std::bad_alloc
+/// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). While the
+/// pool holds memory of captured graphs, three rows more show its current bytes: see memory_stats(). For
+/// memory with `tracked` and, for the reserved rows, a pool. The title names the allocator_backend() unless
+/// it is "pages". @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
   detail::reported_numbers const numbers = detail::read_numbers(memory);
@@ -24535,8 +25022,9 @@ template <class Resource>
   return out;
 }
 
-/// Returns memory_stats() as one line of JSON, as json.dumps(torch.cuda.memory_stats()) has them: an object of the keys in their
-/// order, each with an integer. For logs and monitors. For memory with `tracked`. Cost and threads as memory_stats().
+/// Returns memory_stats() as one line of JSON, as json.dumps(torch.cuda.memory_stats()) has them: an object
+/// of the keys in their order, each with an integer. For logs and monitors. For memory with `tracked`. Cost
+/// and threads as memory_stats().
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_stats_json(Resource memory) {

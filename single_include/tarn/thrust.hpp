@@ -3,9 +3,9 @@
 // tarn/thrust.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/thrust.hpp
-// Thrust interoperability: an allocator for thrust::device_vector, and execution policies whose temporaries come from a pool.
-// Works with each of Thrust's device systems (CUDA, C++, OpenMP, TBB), with CCCL 3.0 and newer and with Thrust 1.17; the host
-// systems need host-accessible memory.
+// Thrust interoperability: an allocator for thrust::device_vector, and execution policies whose temporaries
+// come from a pool. Works with each of Thrust's device systems (CUDA, C++, OpenMP, TBB), with CCCL 3.0 and
+// newer and with Thrust 1.17; the host systems need host-accessible memory.
 
 #include <thrust/detail/config.h>
 #include <thrust/device_ptr.h>
@@ -18,7 +18,8 @@
 #include <type_traits>
 #include <utility>
 
-// Placed before a function template that calls host functions: suppresses nvcc's check in every instantiation.
+// Placed before a function template that calls host functions: suppresses nvcc's check in every
+// instantiation.
 #if defined(__NVCC__)
 #define TARN_CALLS_HOST _Pragma("nv_exec_check_disable")
 #else
@@ -33,10 +34,10 @@
 
 namespace TARN_NAMESPACE {
 
-/// An allocator for thrust::device_vector<T, thrust_allocator<T, Resource>>. Propagates on copy, move and swap of vectors.
-/// device_vector's own work (filling, copying) runs on the default stream, so blocks are allocated and freed there unless a
-/// stream is given; give one only if you order the vector's work on it yourself. Holds its resource. As thread-safe as the
-/// resource.
+/// An allocator for thrust::device_vector<T, thrust_allocator<T, Resource>>. Propagates on copy, move and
+/// swap of vectors. device_vector's own work (filling, copying) runs on the default stream, so blocks are
+/// allocated and freed there unless a stream is given; give one only if you order the vector's work on it
+/// yourself. Holds its resource. As thread-safe as the resource.
 template <class T, class Resource>
 class thrust_allocator {
  public:
@@ -108,8 +109,8 @@ class thrust_allocator {
   stream_ref stream_;
 };
 
-/// Like thrust_allocator, but elements are not initialised: those added by `vector(n)` and `resize(n)` keep the contents of the
-/// memory. (Thrust still launches an empty kernel for them; device_buffer does not.)
+/// Like thrust_allocator, but elements are not initialised: those added by `vector(n)` and `resize(n)` keep
+/// the contents of the memory. (Thrust still launches an empty kernel for them; device_buffer does not.)
 template <class T, class Resource>
 class uninitialised_thrust_allocator : public thrust_allocator<T, Resource> {
  public:
@@ -187,22 +188,23 @@ class pool_policy : public detail::thrust_policy_of<Waits, Resource> {
   explicit pool_policy(Resource memory, stream_ref s = {})
       : base(detail::thrust_policy<Waits>(memory, s)), memory_(std::move(memory)) {}
 
-  /// Returns the policy on a stream: kernels and temporaries are ordered on it. Host systems run synchronously.
+  /// Returns the policy on a stream: kernels and temporaries are ordered on it. Host systems run
+  /// synchronously.
   [[nodiscard]] pool_policy on(stream_ref s) const { return pool_policy(memory_, s); }
 
  private:
   Resource memory_;
 };
 
-/// `thrust::sort(tarn::par(pool).on(stream), first, last)`: temporaries come from the pool, in stream order. The policy
-/// holds the pool. Algorithms synchronise as with Thrust's `par`. O(1).
+/// `thrust::sort(tarn::par(pool).on(stream), first, last)`: temporaries come from the pool, in stream order.
+/// The policy holds the pool. Algorithms synchronise as with Thrust's `par`. O(1).
 template <class Resource>
   requires resource<Resource>
 [[nodiscard]] auto par(Resource memory) {
   return pool_policy<detail::waits::yes, Resource>(std::move(memory));
 }
-/// As par(), without the synchronisation that the algorithm's semantics do not need (Thrust's `par_nosync`). No difference for
-/// host systems.
+/// As par(), without the synchronisation that the algorithm's semantics do not need (Thrust's `par_nosync`).
+/// No difference for host systems.
 template <class Resource>
   requires resource<Resource>
 [[nodiscard]] auto par_nosync(Resource memory) {

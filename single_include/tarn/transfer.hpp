@@ -3,8 +3,8 @@
 // tarn/transfer.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/transfer.hpp
-// Moving memory: batches between host and device, work split to fit free memory, lower precision, eviction, several devices.
-// Opt-in: it takes as long to compile as the pool.
+// Moving memory: batches between host and device, work split to fit free memory, lower precision, eviction,
+// several devices. Opt-in: it takes as long to compile as the pool.
 
 // ---- tarn/core/bytes_of.hpp
 // Conversions between element counts and bytes, by element type, with overflow checks.
@@ -25,9 +25,11 @@ template <std::integral Count>
 }
 }  // namespace detail
 
-/// Returns the total bytes of the given number of elements of each type, without padding: `bytes_of<float>(n)`, or one sample
-/// with its label: `bytes_of<float, std::uint8_t>(3 * 224 * 224, 1)`. A resource rounds each block up (block_bytes()).
-/// @throws length_error  more than max_request_bytes, or a negative count; does not compile in a constant expression
+/// Returns the total bytes of the given number of elements of each type, without padding:
+/// `bytes_of<float>(n)`, or one sample with its label: `bytes_of<float, std::uint8_t>(3 * 224 * 224, 1)`. A
+/// resource rounds each block up (block_bytes()).
+/// @throws length_error  more than max_request_bytes, or a negative count; does not compile in a constant
+/// expression
 template <class... T, std::integral... Count>
   requires(sizeof...(T) != 0 && sizeof...(T) == sizeof...(Count))
 [[nodiscard]] constexpr std::size_t bytes_of(Count... counts) {
@@ -50,8 +52,8 @@ template <class T>
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/policy/accessible_from.hpp
-// accessible_from: gives other devices access to a device's pages, so that their kernels may read and write a pool's memory in
-// place, and copies between the devices are direct.
+// accessible_from: gives other devices access to a device's pages, so that their kernels may read and write a
+// pool's memory in place, and copies between the devices are direct.
 
 #include <cstddef>
 #include <initializer_list>
@@ -82,8 +84,8 @@ class unreachable_device : public detail::error_of<std::runtime_error, 320> {
 template <class Upstream>
 class reachable_layer;
 
-/// Below a pool: `cuda_pages{0} | accessible_from{1, 2} | pooled{}`. One more driver call per device and mapping (about 25 us),
-/// none per allocation. The pages' own device may be listed and costs nothing.
+/// Below a pool: `cuda_pages{0} | accessible_from{1, 2} | pooled{}`. One more driver call per device and
+/// mapping (about 25 us), none per allocation. The pages' own device may be listed and costs nothing.
 class accessible_from {
  public:
   template <class Upstream>
@@ -107,9 +109,9 @@ class accessible_from {
   source_location where_;
 };
 
-/// A page source whose mappings are shared with other devices when they are made. It does not pass plain blocks on:
-/// cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the blocks of a pool over it, and a
-/// pool over it cannot be made on a device without virtual memory management.
+/// A page source whose mappings are shared with other devices when they are made. It does not pass plain
+/// blocks on: cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the
+/// blocks of a pool over it, and a pool over it cannot be made on a device without virtual memory management.
 template <class Upstream>
 class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstream> {
   static_assert(page_source<Upstream>,
@@ -122,7 +124,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
 
   explicit reachable_layer(Upstream upstream) : base(std::move(upstream)) {}
   /// @throws unreachable_device  a device cannot access these pages
-  /// @throws cuda_error          of kind `unsupported` if this device has no pages: copies between devices need none
+  /// @throws cuda_error          of kind `unsupported` if this device has no pages: copies between devices
+  /// need none
   /// @throws cuda_error          of kind `no_device` if there is no such device
   reachable_layer(Upstream upstream, accessible_from const& options) : base(std::move(upstream)) {
     for (device_id const other : options.devices()) {
@@ -141,7 +144,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
   void unreserve(void* p, std::size_t bytes) noexcept { this->upstream().unreserve(p, bytes); }
   [[nodiscard]] page_handle create(std::size_t bytes) { return this->upstream().create(bytes); }
   void destroy(page_handle handle, std::size_t bytes) noexcept { this->upstream().destroy(handle, bytes); }
-  /// As the source's, and readable and writable by the other devices. @throws out_of_memory, cuda_error; nothing is mapped
+  /// As the source's, and readable and writable by the other devices. @throws out_of_memory, cuda_error;
+  /// nothing is mapped
   void map(void* p, std::size_t bytes, page_handle handle) {
     this->upstream().map(p, bytes, handle);
     for (device_id const other : others_) {
@@ -164,7 +168,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
 // ---- tarn/source/registered_host.hpp
 #ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 #define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
-// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver registers them.
+// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver
+// registers them.
 
 #include <concepts>
 #include <cstddef>
@@ -174,7 +179,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
 // ---- tarn/source/host_pages.hpp
 #ifndef TARN_SINGLE_SOURCE_HOST_PAGES_HPP
 #define TARN_SINGLE_SOURCE_HOST_PAGES_HPP
-// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no libnuma.
+// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no
+// libnuma.
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -199,7 +205,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
 
 namespace TARN_NAMESPACE::detail {
 
-/// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that are not multiples.
+/// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that
+/// are not multiples.
 [[nodiscard]] inline std::size_t host_page_bytes() noexcept {
   return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
@@ -289,8 +296,8 @@ struct host_pages {
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
 
  private:
-  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when the reserved pages
-  /// of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
+  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when
+  /// the reserved pages of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
   [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
     constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
     int result = 0;
@@ -327,13 +334,14 @@ namespace TARN_NAMESPACE {
 enum class host_page_size : std::uint8_t {
   usual,         ///< the host's own, mostly 4 KiB
   huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
-  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
+  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are
+                 ///< none
 };
 
 struct registered_options {
   host_page_size pages = host_page_size::huge;
-  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is attached to
-  /// (nvidia-smi topo -m) copies fastest.
+  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is
+  /// attached to (nvidia-smi topo -m) copies fastest.
   int numa_node = any_node;
   /// Threads that touch the pages of blocks of 64 MiB and more; 0: as many as there are processors, up to 16.
   unsigned threads = 0;
@@ -387,10 +395,10 @@ struct registered_calls {
   }
 };
 
-/// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool it. Takes 168 ms
-/// per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the pages, and fewer pages have to be
-/// pinned. Aligned to the page. Exhausted memory is reported as out_of_memory; a node that is missing or not allowed as
-/// cuda_error of kind `unsupported`. Linux.
+/// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool
+/// it. Takes 168 ms per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the
+/// pages, and fewer pages have to be pinned. Aligned to the page. Exhausted memory is reported as
+/// out_of_memory; a node that is missing or not allowed as cuda_error of kind `unsupported`. Linux.
 template <registering_driver D>
 class basic_registered : public block_source<D, registered_calls> {
  public:
@@ -473,16 +481,17 @@ class batch_iterator {
 namespace TARN_NAMESPACE {
 
 struct batch_options {
-  /// Maximum bytes per batch; elements are never split. From 16 MiB on, the overhead of a batch besides its copy is below 3 %.
-  /// Where host threads fill the slots, larger batches are slower because the slots no longer fit the processor's cache
-  /// (bench/results/moving.jsonl).
+  /// Maximum bytes per batch; elements are never split. From 16 MiB on, the overhead of a batch besides its
+  /// copy is below 3 %. Where host threads fill the slots, larger batches are slower because the slots no
+  /// longer fit the processor's cache (bench/results/moving.jsonl).
   std::size_t batch_bytes = 16_MiB;
-  /// Number of device slots, that is, batches held at once, including the current one. 1 alternates copy and work; 2 overlap
-  /// them; the third hides delays of the host. The host uses as many slots where copies are staged, one more where threads
-  /// fill them (so that they do not wait for the copy), and one more than `threads` for a generator.
+  /// Number of device slots, that is, batches held at once, including the current one. 1 alternates copy and
+  /// work; 2 overlap them; the third hides delays of the host. The host uses as many slots where copies are
+  /// staged, one more where threads fill them (so that they do not wait for the copy), and one more than
+  /// `threads` for a generator.
   std::size_t depth = 3;
-  /// Threads that fill slots ahead of the loop. 0: chosen by size for memory and files, up to 8; a generator is called by the
-  /// looping thread.
+  /// Threads that fill slots ahead of the loop. 0: chosen by size for memory and files, up to 8; a generator
+  /// is called by the looping thread.
   unsigned threads = 0;
 };
 
@@ -566,8 +575,9 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 
 namespace TARN_NAMESPACE::detail {
 
-/// Copies on its own stream and orders the copies with the user's stream by numbered events. Waits on the host only where
-/// documented. Destruction waits for the running copies, so the memory that they use may be freed. One thread at a time.
+/// Copies on its own stream and orders the copies with the user's stream by numbered events. Waits on the
+/// host only where documented. Destruction waits for the running copies, so the memory that they use may be
+/// freed. One thread at a time.
 template <stream_driver Driver>
 class copy_stream {
  public:
@@ -655,8 +665,8 @@ class copy_stream {
 
 namespace TARN_NAMESPACE::detail {
 
-/// `count` slots of `elements` elements each. No work may use them when they are destroyed, since a pool may reuse them on the
-/// host at once. In contrast, a pinned_buffer is freed in stream order.
+/// `count` slots of `elements` elements each. No work may use them when they are destroyed, since a pool may
+/// reuse them on the host at once. In contrast, a pinned_buffer is freed in stream order.
 template <class T, class Pinned>
 class pinned_slots {
   static_assert(has_property<Pinned, host_accessible>,
@@ -695,7 +705,8 @@ class pinned_slots {
 
 namespace TARN_NAMESPACE {
 
-/// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
+/// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor
+/// movable.
 template <class T, class Pinned, class Driver>
 class batch_collector {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -773,13 +784,14 @@ class batch_collector {
 
 /// Copies device memory to the host in batches:
 /// `for (auto batch : collect_batches(buffer, {.batch_bytes = 16_MiB}, stream))`.
-/// Each batch is a host_batch: a contiguous range of pinned memory, valid until the loop advances. The next batches are copied
-/// meanwhile on a separate stream. They contain what `stream` has written when the loop begins; the body must not change it.
+/// Each batch is a host_batch: a contiguous range of pinned memory, valid until the loop advances. The next
+/// batches are copied meanwhile on a separate stream. They contain what `stream` has written when the loop
+/// begins; the body must not change it.
 /// @param from     device memory, or a device_buffer; must outlive the loop
 /// @param memory   identifies the device of `from`
 /// @param pinned   provides the slots; preferably a pool that is kept over several loops
-/// The loop may be left at any time, also by exceptions: destruction waits for the running copies, and nothing leaks. The host
-/// waits for the next batch. @throws as stream_batches()
+/// The loop may be left at any time, also by exceptions: destruction waits for the running copies, and
+/// nothing leaks. The host waits for the next batch. @throws as stream_batches()
 template <class T, std::size_t N, class Memory, class Pinned>
   requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
@@ -834,8 +846,8 @@ void collect_batches(device_buffer<T, Memory> const&&, batch_options const&, Res
 // ---- tarn/core/float_format.hpp
 #ifndef TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
 #define TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
-// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to a narrower
-// format, and exact widening.
+// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to
+// a narrower format, and exact widening.
 
 #include <cstdint>
 #include <type_traits>
@@ -969,11 +981,13 @@ template <class From>
 
 namespace TARN_NAMESPACE {
 
-/// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format (__half,
-/// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions are explicit.
-/// Rounds to nearest even, from double in one step; keeps -0.0, subnormals and NaN (one NaN per format; its sign and payload
-/// are lost). Values that are too large, including infinities, become infinity in the 16-bit formats and the largest number in
-/// the 8-bit ones. Trivially copyable; uninitialised by default, zero when value-initialised.
+/// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format
+/// (__half,
+/// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions
+/// are explicit. Rounds to nearest even, from double in one step; keeps -0.0, subnormals and NaN (one NaN per
+/// format; its sign and payload are lost). Values that are too large, including infinities, become infinity
+/// in the 16-bit formats and the largest number in the 8-bit ones. Trivially copyable; uninitialised by
+/// default, zero when value-initialised.
 template <class Format>
 class basic_float {
  public:
@@ -1120,8 +1134,8 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 }  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_CORE_ELEMENT_HPP
 // ---- tarn/transfer/convert.hpp
-// Copies that change the element type: store in lower precision, compute in higher. On CUDA the file that converts must be
-// compiled by nvcc; for the simulated device and plain host memory any compiler works.
+// Copies that change the element type: store in lower precision, compute in higher. On CUDA the file that
+// converts must be compiled by nvcc; for the simulated device and plain host memory any compiler works.
 
 #include <cstddef>
 #include <cstdint>
@@ -1148,8 +1162,9 @@ status no_driver::convert(stream_ref, To* to, From const* from, std::size_t coun
 
 #if TARN_HAS_CUDA
 // ---- tarn/driver/cuda_convert.hpp
-// Element conversion on CUDA: a kernel that moves 16 bytes at a time and uses the device's conversion instructions. Needs
-// nvcc; other compilers may include this file, and report an error only where convert() is used.
+// Element conversion on CUDA: a kernel that moves 16 bytes at a time and uses the device's conversion
+// instructions. Needs nvcc; other compilers may include this file, and report an error only where convert()
+// is used.
 
 #include <cstddef>
 #include <cstdint>
@@ -1368,10 +1383,11 @@ inline constexpr bool is_devices_own =
 
 }  // namespace detail
 
-/// Copies elements to another type in stream order; each is rounded to nearest, ties to even. The spans have the same number
-/// of elements and must not overlap: a buffer cannot be converted in place, since many threads write at once. Both must be
-/// memory that the driver's device can access (device, pinned or managed memory, not pageable host memory). Runs one
-/// memory-bound kernel, with 16-byte accesses where both alignments allow. With equal types it is a plain copy.
+/// Copies elements to another type in stream order; each is rounded to nearest, ties to even. The spans have
+/// the same number of elements and must not overlap: a buffer cannot be converted in place, since many
+/// threads write at once. Both must be memory that the driver's device can access (device, pinned or managed
+/// memory, not pageable host memory). Runs one memory-bound kernel, with 16-byte accesses where both
+/// alignments allow. With equal types it is a plain copy.
 /// @throws length_error  the sizes differ; nothing is converted
 /// @throws misuse        of kind `overlap`
 /// @throws cuda_error    the driver refused
@@ -1391,9 +1407,9 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   }
 }
 
-/// Converts between buffers on one device, on `stream` of that device. `stream` first waits, on the device, for the streams of
-/// both buffers; these wait for the conversion, so either buffer may be changed or destroyed at once. If all three are the same
-/// stream, no event is used.
+/// Converts between buffers on one device, on `stream` of that device. `stream` first waits, on the device,
+/// for the streams of both buffers; these wait for the conversion, so either buffer may be changed or
+/// destroyed at once. If all three are the same stream, no event is used.
 /// @throws length_error, cuda_error
 /// @throws misuse  of kind `wrong_device`
 template <element From, class FromResource, element To, class ToResource>
@@ -1428,9 +1444,9 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream(), where);
 }
 
-/// Returns a new buffer of `memory` on `stream` that holds the elements of `from` converted to To: `auto half =
-/// tarn::converted<tarn::float16>(pool, weights, stream)`. Both buffers exist until the old one is destroyed, so the peak is
-/// the sum of their sizes.
+/// Returns a new buffer of `memory` on `stream` that holds the elements of `from` converted to To: `auto half
+/// = tarn::converted<tarn::float16>(pool, weights, stream)`. Both buffers exist until the old one is
+/// destroyed, so the peak is the sum of their sizes.
 /// @throws length_error, out_of_memory, misuse, cuda_error; nothing is held
 template <element To, class Memory, element From, class FromResource>
   requires resource<Memory>
@@ -1532,7 +1548,8 @@ void give_back_on(Owner& owner, stream_ref stream) noexcept {
   give_back(memory, stream, p, count * sizeof(*p), owner.alignment());
 }
 
-/// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one event.
+/// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one
+/// event.
 /// @throws cuda_error  some may be ordered, which is harmless
 template <freeable... Owners>
 void order_behind(stream_ref stream, Owners const&... owners) {
@@ -1547,9 +1564,9 @@ void order_behind(stream_ref stream, Owners const&... owners) {
 
 }  // namespace detail
 
-/// Frees the memory of owners now, in the order of their last user, a stream: later work on it may reuse it at once,
-/// other streams once they are ordered. The owners are then empty, keep their streams and may be reused. Over a pool it never
-/// waits; without one, sources that cannot free in stream order wait as usual.
+/// Frees the memory of owners now, in the order of their last user, a stream: later work on it may reuse it
+/// at once, other streams once they are ordered. The owners are then empty, keep their streams and may be
+/// reused. Over a pool it never waits; without one, sources that cannot free in stream order wait as usual.
 /// @param last_user  a stream of any device; all work that uses the memory is enqueued on it or on the
 ///                   owners' streams
 /// @param earlier    whether it must first be made to wait for the owners' streams
@@ -1591,23 +1608,25 @@ struct lost_elements {
   std::exception_ptr why;  ///< the exception of bring_back()
 };
 
-/// Moves the elements of device buffers to pinned host memory, frees their device memory, and restores them at the end.
-/// `tarn::evict_scope evicted{pinned, stream, optimizer_state, embeddings};`
+/// Moves the elements of device buffers to pinned host memory, frees their device memory, and restores them
+/// at the end. `tarn::evict_scope evicted{pinned, stream, optimizer_state, embeddings};`
 ///
-/// Everything is ordered on `stream`: the constructor and bring_back() make it wait for the buffers' streams, and those for it;
-/// the host does not wait. Later work on `stream` can reuse the freed memory at once. During the scope the buffers are empty
-/// (memory assigned to one meanwhile is freed when its elements return). The buffers must outlive the scope and must not move;
-/// all streams must outlive it, too. Afterwards they are the same objects with equal elements, size, stream and resource, but
-/// at another address: earlier pointers and spans are invalid. Spare capacity is not restored.
+/// Everything is ordered on `stream`: the constructor and bring_back() make it wait for the buffers' streams,
+/// and those for it; the host does not wait. Later work on `stream` can reuse the freed memory at once.
+/// During the scope the buffers are empty (memory assigned to one meanwhile is freed when its elements
+/// return). The buffers must outlive the scope and must not move; all streams must outlive it, too.
+/// Afterwards they are the same objects with equal elements, size, stream and resource, but at another
+/// address: earlier pointers and spans are invalid. Spare capacity is not restored.
 ///
-/// Elements are never lost silently. bring_back() throws if the device has too little memory; it then changes nothing and may
-/// be called again. The destructor also calls it. If that fails, it waits for the copies and passes the remaining elements to
-/// the handler set by when_lost(); without a handler it reports misuse (contents_lost), which ends the program unless a misuse
-/// handler returns. Call bring_back() explicitly where an error can be handled. Once the driver is unloaded at process exit,
-/// nothing is done.
+/// Elements are never lost silently. bring_back() throws if the device has too little memory; it then changes
+/// nothing and may be called again. The destructor also calls it. If that fails, it waits for the copies and
+/// passes the remaining elements to the handler set by when_lost(); without a handler it reports misuse
+/// (contents_lost), which ends the program unless a misuse handler returns. Call bring_back() explicitly
+/// where an error can be handled. Once the driver is unloaded at process exit, nothing is done.
 ///
-/// Host memory: as many bytes as the buffers have elements, from `pinned`. Use a pool: pinning costs 460 ms per GiB, and a bare
-/// source waits for the stream when it frees. `pinned` may belong to another device. One thread at a time.
+/// Host memory: as many bytes as the buffers have elements, from `pinned`. Use a pool: pinning costs 460 ms
+/// per GiB, and a bare source waits for the stream when it frees. `pinned` may belong to another device. One
+/// thread at a time.
 template <class Pinned, class... Buffers>
 class evict_scope {
   static_assert(sizeof...(Buffers) != 0,
@@ -1647,9 +1666,10 @@ class evict_scope {
     forget_event();
   }
 
-  /// Restores all elements, in stream order. Does nothing if they are already restored. If the device has too little memory,
-  /// the caches of the buffers' pools are trimmed and it is tried once more.
-  /// @throws out_of_memory, cuda_error  nothing has changed: the elements stay on the host, and it may be called again
+  /// Restores all elements, in stream order. Does nothing if they are already restored. If the device has too
+  /// little memory, the caches of the buffers' pools are trimmed and it is tried once more.
+  /// @throws out_of_memory, cuda_error  nothing has changed: the elements stay on the host, and it may be
+  /// called again
   void bring_back(source_location where = source_location::current()) {
     if (evicted_bytes() == 0) return;
     detail::called_from(where, [&] {
@@ -1674,8 +1694,9 @@ class evict_scope {
     return std::span<element const>(s.data(), s.count);
   }
 
-  /// Sets the handler for elements that the destructor cannot restore. It is called once for each such buffer, after the copies
-  /// to the host have completed. An exception thrown by the handler ends the program.
+  /// Sets the handler for elements that the destructor cannot restore. It is called once for each such
+  /// buffer, after the copies to the host have completed. An exception thrown by the handler ends the
+  /// program.
   void when_lost(handler h) { handler_ = std::move(h); }
 
   /// Returns the bytes currently on the host.
@@ -1729,15 +1750,16 @@ class evict_scope {
     return detail::max_of(default_alignment, alignof(typename Slot::element));
   }
 
-  /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any device.
+  /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any
+  /// device.
   [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).buffer->resource().driver(); }
   template <class Slot>
   [[nodiscard]] void* host_memory_for(Slot const& s) {
     return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
   }
 
-  /// A copy captured into a graph would run when the graph is launched, not now; and waiting for a buffer's capturing stream
-  /// would make the scope's stream part of that capture.
+  /// A copy captured into a graph would run when the graph is launched, not now; and waiting for a buffer's
+  /// capturing stream would make the scope's stream part of that capture.
   void refuse_capture() const {
     refuse_capture_of(stream_);
     each([&](auto const& s) { refuse_capture_of(s.buffer->stream()); });
@@ -1767,7 +1789,8 @@ class evict_scope {
     }
   }
 
-  /// Allocates new blocks on stream_, fills them and makes the buffers' streams wait. The buffers are changed only after that.
+  /// Allocates new blocks on stream_, fills them and makes the buffers' streams wait. The buffers are changed
+  /// only after that.
   template <std::size_t... N>
   void bring_all(std::index_sequence<N...>) {
     std::tuple<Buffers...> back(block_for(std::get<N>(slots_))...);
@@ -1811,8 +1834,8 @@ class evict_scope {
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
   }
-  /// Waits on the host for the scope's copies. A capturing stream must not be waited for: in that case nothing was brought
-  /// back, and report_lost() has waited for the copies to the host.
+  /// Waits on the host for the scope's copies. A capturing stream must not be waited for: in that case
+  /// nothing was brought back, and report_lost() has waited for the copies to the host.
   [[nodiscard]] bool finish() const noexcept {
     bool capturing = false;
     (void)driver().is_capturing(stream_, capturing);
@@ -1870,13 +1893,14 @@ evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 
 namespace TARN_NAMESPACE {
 
-/// Owns a read-only mapping of a whole file. Move-only; a moved-from object is empty. The system reads ahead for one sequential
-/// pass. Any thread may read. If another process shortens the file, access to its missing pages ends the program (SIGBUS);
-/// read() throws instead, and is what streamed batches use.
+/// Owns a read-only mapping of a whole file. Move-only; a moved-from object is empty. The system reads ahead
+/// for one sequential pass. Any thread may read. If another process shortens the file, access to its missing
+/// pages ends the program (SIGBUS); read() throws instead, and is what streamed batches use.
 class mapped_file {
  public:
-  /// Never waits for a writer and never opens a device. @throws file_error  the file does not exist, is not readable, is not a
-  /// regular file, or is generated by the system when read (/proc), so that its size is unknown
+  /// Never waits for a writer and never opens a device. @throws file_error  the file does not exist, is not
+  /// readable, is not a regular file, or is generated by the system when read (/proc), so that its size is
+  /// unknown
   explicit mapped_file(std::string path, source_location where = source_location::current())
       : path_(std::move(path)) {
     detail::called_from(where, [&] { open(); });
@@ -1903,7 +1927,8 @@ class mapped_file {
   [[nodiscard]] std::span<T const> as() const {
     return {reinterpret_cast<T const*>(data_), count_of<T>()};
   }
-  /// Returns the number of elements of T in the file. @throws file_error  the file size is not a multiple of sizeof(T)
+  /// Returns the number of elements of T in the file. @throws file_error  the file size is not a multiple of
+  /// sizeof(T)
   template <class T>
   [[nodiscard]] std::size_t count_of() const {
     static_assert(std::is_trivially_copyable_v<T>, "tarn: a file holds bytes: T must be trivially copyable");
@@ -1912,8 +1937,9 @@ class mapped_file {
     return bytes_ / sizeof(T);
   }
 
-  /// Copies bytes of the file to memory by pread, not through the mapping. Thread-safe. From the page cache, one thread of an
-  /// EPYC virtual machine read 17 GB/s this way and 7 GB/s through a new mapping, which faults in page by page.
+  /// Copies bytes of the file to memory by pread, not through the mapping. Thread-safe. From the page cache,
+  /// one thread of an EPYC virtual machine read 17 GB/s this way and 7 GB/s through a new mapping, which
+  /// faults in page by page.
   /// @throws file_error  the bytes cannot be read, or the file has become shorter
   void read(std::size_t offset, std::span<std::byte> to) const {
     while (!to.empty()) {
@@ -1994,7 +2020,8 @@ class mapped_file {
 
 namespace TARN_NAMESPACE {
 
-/// How much memory a resource could allocate at one moment, in bytes. Unknown fields stay memory_report::unknown.
+/// How much memory a resource could allocate at one moment, in bytes. Unknown fields stay
+/// memory_report::unknown.
 struct memory_availability {
   std::size_t bytes = 0;                             ///< bytes that could be allocated
   char const* bounded_by = "the device";             ///< the tightest limit; static storage
@@ -2106,8 +2133,8 @@ enum class too_large_item {
 };
 
 struct micro_batch_options {
-  /// Thousandths of the available memory that are left unused: blocks are rounded up (small ones by up to 12.5 %), and other
-  /// programs use the device. A budget given as a number of bytes is used completely.
+  /// Thousandths of the available memory that are left unused: blocks are rounded up (small ones by up
+  /// to 12.5 %), and other programs use the device. A budget given as a number of bytes is used completely.
   unsigned reserve_per_mille = 50;
   too_large_item when_too_large = too_large_item::refuse;
   std::size_t most_items = ~std::size_t{0};  ///< maximum items per part, regardless of memory; 0 counts as 1
@@ -2120,23 +2147,26 @@ struct micro_batch {
   std::size_t index = 0;  ///< index of the part, from 0
   std::size_t of = 0;     ///< total items of all parts
 
-  /// Returns the part's share of all items. Scaled by it, the mean losses of all parts accumulate to the gradients of the whole
-  /// batch, although the last parts have one item fewer. The weights of all parts add up to 1.
+  /// Returns the part's share of all items. Scaled by it, the mean losses of all parts accumulate to the
+  /// gradients of the whole batch, although the last parts have one item fewer. The weights of all parts add
+  /// up to 1.
   [[nodiscard]] double weight() const noexcept {
     return static_cast<double>(count) / static_cast<double>(of);
   }
 };
 
-/// Splits `n` items into the fewest parts that fit a budget, as evenly as possible: sizes differ by at most one item. The split
-/// is computed once, on construction, and does not follow later allocations; construct again for current figures. A forward
-/// range of micro_batch; a small value that holds no memory and no resource. Zero items give no parts.
+/// Splits `n` items into the fewest parts that fit a budget, as evenly as possible: sizes differ by at most
+/// one item. The split is computed once, on construction, and does not follow later allocations; construct
+/// again for current figures. A forward range of micro_batch; a small value that holds no memory and no
+/// resource. Zero items give no parts.
 class micro_batches {
  public:
   class iterator;
 
   /// Splits by a number of bytes.
   /// @param n               items
-  /// @param bytes_per_item  needed per item while its part is processed: `bytes_of<float>(features)`; 0: all items fit
+  /// @param bytes_per_item  needed per item while its part is processed: `bytes_of<float>(features)`; 0: all
+  /// items fit
   /// @param budget          bytes that a part may use
   /// @throws out_of_memory  one item exceeds the budget (unless one_at_a_time); nothing was done
   micro_batches(std::size_t n, std::size_t bytes_per_item, std::size_t budget,
@@ -2158,7 +2188,8 @@ class micro_batches {
   /// Returns the number of parts.
   [[nodiscard]] std::size_t size() const noexcept { return parts_; }
   [[nodiscard]] bool empty() const noexcept { return parts_ == 0; }
-  /// Returns the number of items in the largest part, which is the first. Buffers shared by all parts must hold this many.
+  /// Returns the number of items in the largest part, which is the first. Buffers shared by all parts must
+  /// hold this many.
   [[nodiscard]] std::size_t largest() const noexcept {
     return parts_ == 0 ? 0 : each_ + (extra_ != 0 ? 1 : 0);
   }
@@ -2252,7 +2283,8 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/partitioned_buffer.hpp
-// partitioned_buffer<T>: one array divided over several devices; each part is on its device with its own stream.
+// partitioned_buffer<T>: one array divided over several devices; each part is on its device with its own
+// stream.
 
 #include <cstddef>
 #include <span>
@@ -2280,7 +2312,8 @@ class bad_partition : public detail::error_of<std::invalid_argument, 320> {
   explicit bad_partition(std::string_view text) { text_.add(text); }
 };
 
-/// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be empty. A value type.
+/// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be
+/// empty. A value type.
 class partition {
  public:
   /// Constructs a partition without elements and parts.
@@ -2299,7 +2332,8 @@ class partition {
     return made;
   }
   /// Divides in proportion to weights (memory, speed); each part is within one step of its share.
-  /// @throws bad_partition  no weights, a weight is negative or not finite, no weight is positive, or `multiple_of` is 0
+  /// @throws bad_partition  no weights, a weight is negative or not finite, no weight is positive, or
+  /// `multiple_of` is 0
   [[nodiscard]] static partition weighted(std::size_t count, std::span<double const> weights,
                                           std::size_t multiple_of = 1,
                                           source_location where = source_location::current()) {
@@ -2316,7 +2350,8 @@ class partition {
     for (std::size_t i = 1; i < weights.size(); ++i) {
       before += weights[i - 1];
       long double const position = std::floor(steps * (before / total) + 0.5L);
-      // Also covers rounding beyond the last step, and step counts that a long double of few bits cannot represent.
+      // Also covers rounding beyond the last step, and step counts that a long double of few bits cannot
+      // represent.
       made.first_[i] =
           position >= steps ? count : position_of(static_cast<std::size_t>(position), count, multiple_of);
     }
@@ -2387,10 +2422,11 @@ inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 
 }  // namespace detail
 
-/// Copies elements between buffers on any devices, including the same one, on the target's stream. That stream first waits, on
-/// the device, for the source's stream, which then waits for the copy, so either buffer may be changed or destroyed at once.
-/// The host does not wait. Peer access is not required: without it the driver copies through the host (which may take ten times
-/// as long); pages made `| accessible_from{...}` can be copied directly.
+/// Copies elements between buffers on any devices, including the same one, on the target's stream. That
+/// stream first waits, on the device, for the source's stream, which then waits for the copy, so either
+/// buffer may be changed or destroyed at once. The host does not wait. Peer access is not required: without
+/// it the driver copies through the host (which may take ten times as long); pages made `|
+/// accessible_from{...}` can be copied directly.
 /// @param from_first, to_first, count  elements
 /// @throws length_error  beyond the end of a buffer; nothing is copied
 /// @throws misuse        of kind `overlap`: both are the same buffer and the ranges share elements
@@ -2487,11 +2523,11 @@ struct default_pool_of {
 
 }  // namespace detail
 
-/// One pool per device: `tarn::per_device<tarn::device_pool> pools;`, then `pools[device]` or `pools.current()`. For pools with
-/// options, or on a simulated machine, pass a callable that makes a pool:
-/// `tarn::per_device pools{[](tarn::device_id d) { return tarn::cuda_pages{d} | tarn::pooled{} | tarn::limited{8_GiB}; }};`
-/// Thread-safe; access to an existing pool is one atomic load. Pools live until this object is destroyed, and longer while
-/// buffers hold them; references to them stay valid.
+/// One pool per device: `tarn::per_device<tarn::device_pool> pools;`, then `pools[device]` or
+/// `pools.current()`. For pools with options, or on a simulated machine, pass a callable that makes a pool:
+/// `tarn::per_device pools{[](tarn::device_id d) { return tarn::cuda_pages{d} | tarn::pooled{} |
+/// tarn::limited{8_GiB}; }};` Thread-safe; access to an existing pool is one atomic load. Pools live until
+/// this object is destroyed, and longer while buffers hold them; references to them stay valid.
 template <class Pool, class Make = detail::default_pool_of<Pool>>
   requires std::same_as<std::invoke_result_t<Make&, device_id>, Pool>
 class per_device {
@@ -2502,7 +2538,8 @@ class per_device {
   static constexpr int most_devices = 128;
 
   /// Creates no pool yet.
-  /// @param make  called with a device, by one thread at a time. It may access the pools of other devices; it must not wait for
+  /// @param make  called with a device, by one thread at a time. It may access the pools of other devices; it
+  /// must not wait for
   ///              a thread that accesses one
   explicit per_device(Make make = Make{}) : make_(std::move(make)) {}
   per_device(per_device const&) = delete;
@@ -2512,9 +2549,11 @@ class per_device {
   }
 
   /// Returns the device's pool; creates it on first use. The current device is unchanged.
-  /// @throws cuda_error  of kind `no_device` if the device does not exist, or anything that making a pool throws; the next
+  /// @throws cuda_error  of kind `no_device` if the device does not exist, or anything that making a pool
+  /// throws; the next
   ///                     call tries again
-  /// @throws misuse      of kind `wrong_device`: the pool belongs to another device; of kind `recursion`: making a device's
+  /// @throws misuse      of kind `wrong_device`: the pool belongs to another device; of kind `recursion`:
+  /// making a device's
   ///                     pool accesses that same pool
   [[nodiscard]] Pool& operator[](device_id device) {
     if (device.value < 0 || device.value >= most_devices) refuse(device);
@@ -2612,10 +2651,10 @@ struct no_guard {
 
 }  // namespace detail
 
-/// Owns size() uninitialised elements; part i is in a block of memory i. Each part's work is ordered on its own stream; parts
-/// run concurrently, and the host waits only where documented. Several parts may be on one device. Movable, not copyable. One
-/// thread at a time. A default-constructed or moved-from buffer has no elements and no parts, and may be assigned. A constructor that
-/// throws frees the parts allocated so far.
+/// Owns size() uninitialised elements; part i is in a block of memory i. Each part's work is ordered on its
+/// own stream; parts run concurrently, and the host waits only where documented. Several parts may be on one
+/// device. Movable, not copyable. One thread at a time. A default-constructed or moved-from buffer has no
+/// elements and no parts, and may be assigned. A constructor that throws frees the parts allocated so far.
 template <class T, class Resource = detail::default_device_resource<T>>
 class partitioned_buffer {
  public:
@@ -2673,7 +2712,8 @@ class partitioned_buffer {
   [[nodiscard]] stream_ref stream(std::size_t i) const noexcept { return parts_[i].stream.ref(); }
   [[nodiscard]] device_id device(std::size_t i) const noexcept { return driver(i).device(); }
 
-  /// Calls `call(part_ref)` for each part with its device current; the callback enqueues the part's work on its stream.
+  /// Calls `call(part_ref)` for each part with its device current; the callback enqueues the part's work on
+  /// its stream.
   template <class Call>
   void for_each_part(Call const& call) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -2682,8 +2722,9 @@ class partitioned_buffer {
     }
   }
 
-  /// Copies from size() host elements, each part in its stream's order. From pinned memory, which must be kept until the
-  /// streams have completed the copies, all devices copy concurrently; from other memory they copy one after the other.
+  /// Copies from size() host elements, each part in its stream's order. From pinned memory, which must be
+  /// kept until the streams have completed the copies, all devices copy concurrently; from other memory they
+  /// copy one after the other.
   /// @throws length_error  the number of elements differs; nothing is copied
   /// @throws cuda_error    some parts may have been copied
   void scatter(std::span<T const> from, source_location where = source_location::current()) {
@@ -2695,8 +2736,8 @@ class partitioned_buffer {
     require_size("gather", to.size(), where);
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i), where);
   }
-  /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it throws, so `to` may be
-  /// freed.
+  /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it
+  /// throws, so `to` may be freed.
   void gather_sync(std::span<T> to, source_location where = source_location::current()) const {
     try {
       gather(to, where);
@@ -2706,8 +2747,9 @@ class partitioned_buffer {
     }
     synchronize(where);
   }
-  /// Copies from another division of the same number of elements, piece by piece between the devices, ordered with the streams
-  /// of all parts involved; either buffer may be changed or destroyed at once. @throws as scatter
+  /// Copies from another division of the same number of elements, piece by piece between the devices, ordered
+  /// with the streams of all parts involved; either buffer may be changed or destroyed at once. @throws as
+  /// scatter
   template <class Other>
     requires std::is_same_v<typename Other::driver_type, driver_type>
   void copy_from(partitioned_buffer<T, Other> const& other,
@@ -2730,13 +2772,14 @@ class partitioned_buffer {
     for (part_and_stream& p : parts_) p.elements.zero(where);
   }
 
-  /// Waits on the host for the work of all parts. @throws cuda_error  the first error of the parts, also errors of earlier
-  /// kernels; all parts have been waited for
+  /// Waits on the host for the work of all parts. @throws cuda_error  the first error of the parts, also
+  /// errors of earlier kernels; all parts have been waited for
   void synchronize(source_location where = source_location::current()) const {
     if (failed_part const first = finish(); !first.what.ok())
       throw cuda_error(first.what, first.device, where);
   }
-  /// Makes later work of all parts wait, on the devices, for the work enqueued on `stream` so far. @throws cuda_error
+  /// Makes later work of all parts wait, on the devices, for the work enqueued on `stream` so far. @throws
+  /// cuda_error
   void order_behind(driver_type const& driver_of_stream, stream_ref stream,
                     source_location where = source_location::current()) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -2744,7 +2787,8 @@ class partitioned_buffer {
                             identified(driver_of_stream, stream, where), where);
     }
   }
-  /// Makes later work on `stream` wait, on the devices, for the work enqueued by all parts so far. @throws cuda_error
+  /// Makes later work on `stream` wait, on the devices, for the work enqueued by all parts so far. @throws
+  /// cuda_error
   void order_before(driver_type const& driver_of_stream, stream_ref stream,
                     source_location where = source_location::current()) const {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -2810,7 +2854,8 @@ class partitioned_buffer {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/reservation.hpp
-// reservation: an amount of memory that a task takes before it starts, so that it never runs out of memory half way.
+// reservation: an amount of memory that a task takes before it starts, so that it never runs out of memory
+// half way.
 
 #include <atomic>
 #include <chrono>
@@ -2871,8 +2916,8 @@ class waiting_thread final : public budget_waiter {
   return budget.stop_waiting(self);
 }
 
-/// The part of a limit that one reservation has. It allocates below the limit, so nothing is counted twice; a block that is freed
-/// after the reservation has ended returns its bytes to the limit.
+/// The part of a limit that one reservation has. It allocates below the limit, so nothing is counted twice; a
+/// block that is freed after the reservation has ended returns its bytes to the limit.
 template <class Memory>
 class reserved_layer
     : public resource_adaptor<reserved_layer<Memory>, typename Memory::layer_type::upstream_type> {
@@ -2885,7 +2930,8 @@ class reserved_layer
       : base(memory->upstream()), memory_(memory), bytes_(bytes), left_(bytes) {}
   ~reserved_layer() { end(); }
 
-  /// @throws reservation_exceeded  more than is left, or the reservation has ended; out_of_memory: the upstream refused
+  /// @throws reservation_exceeded  more than is left, or the reservation has ended; out_of_memory: the
+  /// upstream refused
   void* around_allocate(request const& r, auto const& next) {
     std::size_t const counted = counted_bytes(this->upstream(), r.bytes, r.alignment);
     if (!take(counted)) [[unlikely]]
@@ -2971,15 +3017,16 @@ class reserved_layer
 
 }  // namespace detail
 
-/// An amount of memory that reserve() took from a limit ahead of time: no other user of the limit can have it until it is given
-/// back. A task that knows its peak reserves it, and then allocates through resource(), where the limit refuses nothing up to that
-/// amount.
+/// An amount of memory that reserve() took from a limit ahead of time: no other user of the limit can have it
+/// until it is given back. A task that knows its peak reserves it, and then allocates through resource(),
+/// where the limit refuses nothing up to that amount.
 ///
-/// Blocks count as the pool rounds them. A block must be freed through the resource that it was allocated from, as owners do. It
-/// may outlive the reservation: its bytes return to the limit when it is freed, all others at once.
+/// Blocks count as the pool rounds them. A block must be freed through the resource that it was allocated
+/// from, as owners do. It may outlive the reservation: its bytes return to the limit when it is freed, all
+/// others at once.
 ///
-/// Safe from any thread, except that the reservation is moved and destroyed by one. An allocation costs three more atomic
-/// operations on memory that the task's threads share, a deallocation two.
+/// Safe from any thread, except that the reservation is moved and destroyed by one. An allocation costs three
+/// more atomic operations on memory that the task's threads share, a deallocation two.
 template <class Memory>
 class [[nodiscard]] reservation {
   using layer = detail::reserved_layer<Memory>;
@@ -3003,8 +3050,8 @@ class [[nodiscard]] reservation {
 
   // A reservation that was moved from has no bytes and no resource.
 
-  /// The memory to allocate from. Its handle may have layers on top, as in `task.resource() | tracked{}`. Once the reservation has
-  /// ended, it refuses to allocate.
+  /// The memory to allocate from. Its handle may have layers on top, as in `task.resource() | tracked{}`.
+  /// Once the reservation has ended, it refuses to allocate.
   [[nodiscard]] resource_type const& resource() const noexcept { return resource_; }
   /// Returns how much of the limit is reserved, bytes.
   [[nodiscard]] std::size_t bytes() const noexcept { return is_live_ ? resource_->limit() : 0; }
@@ -3027,23 +3074,27 @@ class [[nodiscard]] reservation {
   bool is_live_ = true;
 };
 
-/// Reserves bytes of a limit for a task, so that it starts only when its peak fits beside those of the others:
-/// `auto memory = pool | limited{bytes};`, and on each task's thread `auto task = reserve(memory, peak, 60s);`.
+/// Reserves bytes of a limit for a task, so that it starts only when its peak fits beside those of the
+/// others: `auto memory = pool | limited{bytes};`, and on each task's thread `auto task = reserve(memory,
+/// peak, 60s);`.
 ///
-/// Requests that wait are served in the order in which they came, but one that fits is served before one that does not, at most
-/// 16 times. Allocations that are not made through a reservation do not queue. The limit should be what the device really has for
-/// the pool, `available_memory(pool).bytes`, less a part for free ranges that are too small for a request: 5 per cent where the
-/// tasks' blocks are similar, 10 where they are not. With 16 threads and random blocks of up to a twentieth of the device, about one
-/// program in 1,000 ran out of memory at 5 per cent and none of 3,000 at 10 (tests/transfer/reservation.cpp, simulated device).
+/// Requests that wait are served in the order in which they came, but one that fits is served before one that
+/// does not, at most 16 times. Allocations that are not made through a reservation do not queue. The limit
+/// should be what the device really has for the pool, `available_memory(pool).bytes`, less a part for free
+/// ranges that are too small for a request: 5 per cent where the tasks' blocks are similar, 10 where they are
+/// not. With 16 threads and random blocks of up to a twentieth of the device, about one program in 1,000 ran
+/// out of memory at 5 per cent and none of 3,000 at 10 (tests/transfer/reservation.cpp, simulated device).
 ///
 /// @param memory  has a limit on live bytes as its uppermost layer
-/// @param bytes   the peak of what is live at once, as the pool rounds it: peak() of an earlier run, for example
+/// @param bytes   the peak of what is live at once, as the pool rounds it: peak() of an earlier run, for
+/// example
 /// @param wait    how long to wait until they are free; 0: not at all; nanoseconds::max(): without end
 /// @throws out_of_memory  the bytes are not free, or did not become free in time; or exceed the limit, now or
 ///                        as set_limit() lowers it meanwhile, which is not waited for; or exceed
 ///                        max_request_bytes
 /// @throws std::bad_alloc, std::system_error  the host refused. Nothing has changed
-/// Thread-safe. A thread that waits must not hold a reservation that the others wait for. One host allocation; O(requests that wait).
+/// Thread-safe. A thread that waits must not hold a reservation that the others wait for. One host
+/// allocation; O(requests that wait).
 template <class Memory>
 [[nodiscard]] auto reserve(Memory const& memory, std::size_t bytes,
                            std::chrono::nanoseconds wait = std::chrono::nanoseconds::zero(),
@@ -3077,7 +3128,8 @@ template <class Memory>
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/scratch.hpp
-// scratch: a stack allocator for temporaries on a device, with mark and rewind, for recomputation and layered work.
+// scratch: a stack allocator for temporaries on a device, with mark and rewind, for recomputation and layered
+// work.
 //
 //   chunk 0                 chunk 1
 //   [ a | b |    gap     ]  [ c | d | free         ]    mark m was taken after b: rewind(m) frees c and d
@@ -3093,7 +3145,8 @@ namespace TARN_NAMESPACE {
 
 /// What take() does if the chunks are full.
 enum class scratch_growth {
-  doubling,  ///< allocates another chunk, as large as all chunks so far or as the request, whichever is larger
+  doubling,  ///< allocates another chunk, as large as all chunks so far or as the request, whichever is
+             ///< larger
   none       ///< throws out_of_memory: chunk_bytes is the total
 };
 
@@ -3112,15 +3165,16 @@ class scratch_mark {
   std::size_t depth_ = 0;
 };
 
-/// Hands out uninitialised device memory from chunks in ascending order; rewinding to a mark frees all memory handed out since.
-/// Chunks come from `memory` and are kept until release() or destruction: a warm take() or rewind() is a few instructions and
-/// does not call the pool.
+/// Hands out uninitialised device memory from chunks in ascending order; rewinding to a mark frees all memory
+/// handed out since. Chunks come from `memory` and are kept until release() or destruction: a warm take() or
+/// rewind() is a few instructions and does not call the pool.
 ///
-/// All memory is ordered by one stream: freed memory may be handed out again at once, for later work on stream(). Work on
-/// another stream must be ordered before the rewind (by an event, or set_stream()).
+/// All memory is ordered by one stream: freed memory may be handed out again at once, for later work on
+/// stream(). Work on another stream must be ordered before the rewind (by an event, or set_stream()).
 ///
-/// It is deliberately not a resource: an owner that frees in arbitrary order, or outlives a rewind, would be wrong undetected.
-/// Sizes do not wrap. One thread at a time. Destruction frees the chunks in the order of stream(), and never throws.
+/// It is deliberately not a resource: an owner that frees in arbitrary order, or outlives a rewind, would be
+/// wrong undetected. Sizes do not wrap. One thread at a time. Destruction frees the chunks in the order of
+/// stream(), and never throws.
 template <class Resource>
 class scratch {
  public:
@@ -3139,7 +3193,8 @@ class scratch {
   scratch& operator=(scratch const&) = delete;
   ~scratch() { give_from(0); }
 
-  /// Returns `count` uninitialised elements, valid until an earlier mark is rewound to; null for zero elements.
+  /// Returns `count` uninitialised elements, valid until an earlier mark is rewound to; null for zero
+  /// elements.
   /// @param count  elements, not bytes. Aligned to 256 bytes, or to alignof(T) if that is larger
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing has changed. With growth::none the error reports the size of the scratch
@@ -3163,8 +3218,9 @@ class scratch {
     m.depth_ = marks_.size() - 1;
     return m;
   }
-  /// Frees all memory handed out since the mark and invalidates the mark and all later ones. An invalid mark, or one of another
-  /// scratch, is reported to the misuse handler; if that returns, nothing has changed. Keeps the chunks.
+  /// Frees all memory handed out since the mark and invalidates the mark and all later ones. An invalid mark,
+  /// or one of another scratch, is reported to the misuse handler; if that returns, nothing has changed.
+  /// Keeps the chunks.
   void rewind(scratch_mark const& m) noexcept {
     bool const known = m.of_ == this && m.depth_ < marks_.size() && marks_[m.depth_].serial == m.serial_;
     if (!known) return report_invalid(m);
@@ -3176,8 +3232,8 @@ class scratch {
   /// Frees the unused chunks in the order of stream(). Marks stay valid.
   void release() noexcept { give_from(used_ == 0 ? 0 : at_ + 1); }
 
-  /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream, which must still
-  /// exist. @throws cuda_error  nothing has changed
+  /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old
+  /// stream, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
     stream = identified(memory_, stream, where);
     if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_, where);
@@ -3315,7 +3371,8 @@ class rewind_scope {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/stream_batches.hpp
-// stream_batches: a loop over device batches of a host source; the next batches are filled and copied meanwhile.
+// stream_batches: a loop over device batches of a host source; the next batches are filled and copied
+// meanwhile.
 //
 //   threads   fill pinned slot i               wait for copied[i] of the slot's last batch (looping thread, then opens it)
 //   lane      copy pinned i -> device i        waits on the device for released[i] of the slot's last batch; records copied[i]
@@ -3426,13 +3483,14 @@ class generated_source {
   std::unique_ptr<Fill> fill_;  ///< callable from a const source; the range never copies it
 };
 
-/// Declares that memory is pinned (pinned_buffer, cudaHostAlloc, cudaHostRegister), so it is copied without staging. If it
-/// is not pinned, the result is still correct, but slow: the driver waits for each batch.
+/// Declares that memory is pinned (pinned_buffer, cudaHostAlloc, cudaHostRegister), so it is copied without
+/// staging. If it is not pinned, the result is still correct, but slow: the driver waits for each batch.
 template <class T, std::size_t N>
 [[nodiscard]] pinned_source<std::remove_const_t<T>> pinned(std::span<T, N> elements) noexcept {
   return pinned_source<std::remove_const_t<T>>(elements);
 }
-/// Elements of a file, which must outlive the loop. @throws file_error  the file size is not a multiple of the element size
+/// Elements of a file, which must outlive the loop. @throws file_error  the file size is not a multiple of
+/// the element size
 template <class T>
 [[nodiscard]] file_source<T> from_file(mapped_file const& file) {
   return file_source<T>(file);
@@ -3440,9 +3498,10 @@ template <class T>
 template <class T>
 file_source<T> from_file(mapped_file const&&) = delete;  // the file would be closed before the first batch
 
-/// Batches produced by `fill(std::span<T> slot, std::size_t index) -> std::size_t`, which returns the number of elements that
-/// it filled, at most slot.size(); 0 ends the range. With batch_options::threads, several threads call it at once, each with
-/// its own index, also with indices after the one that ends. Batches arrive in index order.
+/// Batches produced by `fill(std::span<T> slot, std::size_t index) -> std::size_t`, which returns the number
+/// of elements that it filled, at most slot.size(); 0 ends the range. With batch_options::threads, several
+/// threads call it at once, each with its own index, also with indices after the one that ends. Batches
+/// arrive in index order.
 template <class T, class Fill>
   requires std::is_invocable_r_v<std::size_t, Fill&, std::span<T>, std::size_t>
 [[nodiscard]] generated_source<T, std::decay_t<Fill>> generate(Fill&& fill) {
@@ -3463,8 +3522,9 @@ inline constexpr bool is_pinned_buffer = false;
 template <class T, class Resource>
 inline constexpr bool is_pinned_buffer<pinned_buffer<T, Resource>> = true;
 
-/// Converts an argument to a source: a source is returned as is, a pinned_buffer becomes pinned memory, any other contiguous
-/// range becomes pageable memory. A range that would be destroyed before the loop begins does not compile.
+/// Converts an argument to a source: a source is returned as is, a pinned_buffer becomes pinned memory, any
+/// other contiguous range becomes pageable memory. A range that would be destroyed before the loop begins
+/// does not compile.
 template <class S>
 [[nodiscard]] auto as_batch_source(S&& s) {
   using plain = std::remove_cvref_t<S>;
@@ -3507,9 +3567,10 @@ using batch_source_of = decltype(as_batch_source(std::declval<S>()));
 
 namespace TARN_NAMESPACE::detail {
 
-/// Calls fill(batch, piece) once for each piece of each opened batch, in order of (batch, piece), from several threads at once.
-/// Batch b uses slot b % slots; opening it permits writing to the slot. With no threads, the caller fills in is_filled() or
-/// take(). An exception thrown by fill is stored and rethrown by take(). One thread opens and takes.
+/// Calls fill(batch, piece) once for each piece of each opened batch, in order of (batch, piece), from
+/// several threads at once. Batch b uses slot b % slots; opening it permits writing to the slot. With no
+/// threads, the caller fills in is_filled() or take(). An exception thrown by fill is stored and rethrown by
+/// take(). One thread opens and takes.
 class fill_threads {
  public:
   /// @param fill  returns the number of elements that it filled; called by several threads at once
@@ -3546,7 +3607,8 @@ class fill_threads {
     return s.pieces_left == 0 && s.error == nullptr;
   }
 
-  /// Waits until an opened batch is filled; returns its number of elements. @throws what fill threw for one of its pieces
+  /// Waits until an opened batch is filled; returns its number of elements. @throws what fill threw for one
+  /// of its pieces
   std::size_t take(std::size_t batch) {
     slot const& s = slots_[batch % slots_.size()];
     if (threads_.empty()) fill_here(batch);
@@ -3624,13 +3686,15 @@ class fill_threads {
 
 namespace TARN_NAMESPACE {
 
-/// The range that stream_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
+/// The range that stream_batches() returns: a single-pass input range for one thread. Neither copyable nor
+/// movable.
 template <class Source, class Memory, class Pinned>
 class batch_stream {
  public:
   using value_type = typename Source::value_type;
   using batch = device_batch<value_type>;
-  /// A batch may be used by work on the loop's stream until ++; work that the body enqueued before may still use it afterwards.
+  /// A batch may be used by work on the loop's stream until ++; work that the body enqueued before may still
+  /// use it afterwards.
   using iterator = batch_iterator<batch_stream, batch>;
   static_assert(has_property<Memory, device_accessible>,
                 "tarn: batches are streamed to memory that the device can access");
@@ -3654,7 +3718,8 @@ class batch_stream {
   }
   batch_stream(batch_stream const&) = delete;
   batch_stream& operator=(batch_stream const&) = delete;
-  /// Stops filling and waits for the running copies; the body's work continues. Afterwards the source is no longer read.
+  /// Stops filling and waits for the running copies; the body's work continues. Afterwards the source is no
+  /// longer read.
   ~batch_stream() = default;
 
   /// Starts the loop on the first call. A later call returns an iterator at the current batch.
@@ -3675,8 +3740,8 @@ class batch_stream {
     return size == detail::unknown_count ? size : (size + capacity - 1) / capacity;
   }
 
-  /// One more than the device slots if threads fill, so that they do not wait for the copy. If each slot is filled by a single
-  /// thread, each thread gets a slot.
+  /// One more than the device slots if threads fill, so that they do not wait for the copy. If each slot is
+  /// filled by a single thread, each thread gets a slot.
   static std::size_t host_depth_for(std::size_t depth, std::size_t threads) noexcept {
     if (depth == 0 || threads == 0) return depth;
     if constexpr (Source::is_staged) {
@@ -3686,7 +3751,8 @@ class batch_stream {
   }
   [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
   [[nodiscard]] std::size_t host_slot_of(std::size_t index) const noexcept { return index % host_depth_; }
-  // Indices of the lane's events: copied per host slot, released per device slot, and one for the user's stream at the start.
+  // Indices of the lane's events: copied per host slot, released per device slot, and one for the user's
+  // stream at the start.
   [[nodiscard]] std::size_t copied(std::size_t index) const noexcept { return host_slot_of(index); }
   [[nodiscard]] std::size_t released(std::size_t index) const noexcept {
     return host_depth_ + slot_of(index);
@@ -3807,7 +3873,8 @@ class batch_stream {
     std::size_t offset = 0;
   };
 
-  // Destruction order, last member first: the threads end, the lane waits for its copies, then the slots are freed.
+  // Destruction order, last member first: the threads end, the lane waits for its copies, then the slots are
+  // freed.
   Source source_;
   std::size_t capacity_;  ///< elements per slot
   std::size_t end_;       ///< number of batches, if known
@@ -3825,23 +3892,27 @@ class batch_stream {
   std::size_t offset_ = 0;   ///< number of elements in those batches
 };
 
-/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 16_MiB}, pool, stream))`. Each
-/// batch is a device_batch: elements in device memory, ready for work that the body enqueues on `stream`. The next batches are
-/// filled and copied meanwhile on a separate stream. The last batch has the remaining elements; an empty source yields no
-/// batch.
-/// @param source   contiguous memory (a span, a named vector: pageable), a pinned_buffer or pinned(span), from_file<T>(file),
+/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 16_MiB}, pool,
+/// stream))`. Each batch is a device_batch: elements in device memory, ready for work that the body enqueues
+/// on `stream`. The next batches are filled and copied meanwhile on a separate stream. The last batch has the
+/// remaining elements; an empty source yields no batch.
+/// @param source   contiguous memory (a span, a named vector: pageable), a pinned_buffer or pinned(span),
+/// from_file<T>(file),
 ///                 generate<T>(callable); it must outlive the loop
 /// @param memory   provides the device slots, in the order of `stream`
-/// @param pinned   provides the slots in which a source that is not pinned is staged: best a pool, kept over several loops;
+/// @param pinned   provides the slots in which a source that is not pinned is staged: best a pool, kept over
+/// several loops;
 ///                 by default the driver's pinned memory: some 450 ms per GiB at each loop, and freeing it stops the device
-/// The loop may be left at any time, also by exceptions: destruction waits on the host for the running copies, and thus for the
-/// body's work on the batches that they replace; nothing leaks. An exception of a source or generator is thrown from the loop
-/// in place of its batch, whichever thread it occurred on; afterwards the range may only be destroyed.
-/// @throws bad_batch  the options cannot be met; misuse  `stream` is being captured; out_of_memory, cuda_error,
+/// The loop may be left at any time, also by exceptions: destruction waits on the host for the running
+/// copies, and thus for the body's work on the batches that they replace; nothing leaks. An exception of a
+/// source or generator is thrown from the loop in place of its batch, whichever thread it occurred on;
+/// afterwards the range may only be destroyed.
+/// @throws bad_batch  the options cannot be met; misuse  `stream` is being captured; out_of_memory,
+/// cuda_error,
 ///                    std::system_error (no thread)
-/// The host waits only for a pinned slot to be filled or copied; with a pinned source it never waits. Five driver calls per
-/// batch, some 2 to 3 µs on the host, or seven if it is staged. With a pinned source the loop copies at the speed of the
-/// device; with others as fast as `threads` can fill.
+/// The host waits only for a pinned slot to be filled or copied; with a pinned source it never waits. Five
+/// driver calls per batch, some 2 to 3 µs on the host, or seven if it is staged. With a pinned source the
+/// loop copies at the speed of the device; with others as fast as `threads` can fill.
 template <class Source, class Memory, class Pinned>
   requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
@@ -3864,7 +3935,8 @@ template <class Source, class Memory>
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/with_oom_retry.hpp
-// with_oom_retry: runs work at a given size and at smaller ones while memory runs out; optionally finds the largest size.
+// with_oom_retry: runs work at a given size and at smaller ones while memory runs out; optionally finds the
+// largest size.
 
 #include <cstddef>
 #include <new>
@@ -3885,8 +3957,8 @@ enum class oom_errors {
   any_bad_alloc  ///< every std::bad_alloc: also those of Thrust itself and of the host's operator new
 };
 
-/// The sizes known to work and to fail. Keep one object beside a loop that calls with_oom_retry repeatedly: a size that failed
-/// once is not tried again. Assign {} when memory has become free.
+/// The sizes known to work and to fail. Keep one object beside a loop that calls with_oom_retry repeatedly: a
+/// size that failed once is not tried again. Assign {} when memory has become free.
 struct oom_sizes {
   std::size_t good = 0;               ///< the largest that worked; 0: none yet
   std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones: none yet
@@ -3956,7 +4028,8 @@ class oom_retry {
  private:
   [[nodiscard]] std::size_t least() const noexcept { return max_of(options_.least, std::size_t{1}); }
 
-  /// Returns the initial size: `start`, unless remembered results suggest another. A search upward stays within options.most.
+  /// Returns the initial size: `start`, unless remembered results suggest another. A search upward stays
+  /// within options.most.
   [[nodiscard]] std::size_t first_size(std::size_t start) noexcept {
     bool const upward = options_.search == oom_search::upward;
     if (known_.good >= known_.bad) known_.good = 0;  // contradictory: keep the failure
@@ -4006,8 +4079,9 @@ class oom_retry {
       }
     }
   }
-  /// Returns the next size to try. Called in the handler, where f's objects are destroyed and their memory is in the cache.
-  /// Returns the same size once if clearing released memory, since memory cached before the first try is then free, too.
+  /// Returns the next size to try. Called in the handler, where f's objects are destroyed and their memory is
+  /// in the cache. Returns the same size once if clearing released memory, since memory cached before the
+  /// first try is then free, too.
   [[nodiscard]] std::size_t after_failure(std::size_t size, bool cleared) {
     note_bad(size);
     std::size_t const given = clear_();
@@ -4016,7 +4090,8 @@ class oom_retry {
     return max_of(size / 2, least());
   }
 
-  /// Doubles the size, then bisects between a size that works and one that fails. Each try starts with an empty cache.
+  /// Doubles the size, then bisects between a size that works and one that fails. Each try starts with an
+  /// empty cache.
   /// @returns the largest size that worked
   template <class Call>
   std::size_t ascend(std::size_t good, Call const& call) {
@@ -4061,16 +4136,21 @@ class oom_retry {
 
 }  // namespace detail
 
-/// Calls f(start). If that throws out_of_memory, trims the cache of `memory`'s pool and, if that freed anything, tries the same
-/// size once more, then half of it, and so on down to options.least. With oom_search::upward it then doubles the size while
-/// that works, and bisects to find the largest size that works.
-/// @param memory   the cache of its nearest pool is cleared before each further try; without a pool nothing is cleared
-/// @param f        called with a size, often more than once. It must undo what it changed before it threw, as unwinding does
+/// Calls f(start). If that throws out_of_memory, trims the cache of `memory`'s pool and, if that freed
+/// anything, tries the same size once more, then half of it, and so on down to options.least. With
+/// oom_search::upward it then doubles the size while that works, and bisects to find the largest size that
+/// works.
+/// @param memory   the cache of its nearest pool is cleared before each further try; without a pool nothing
+/// is cleared
+/// @param f        called with a size, often more than once. It must undo what it changed before it threw, as
+/// unwinding does
 ///                 for owners. Memory that outlives its failed call makes the next try fail as well
-/// @returns f's value (if any), the size, and the number of calls. With upward, each try's value is destroyed before the next,
+/// @returns f's value (if any), the size, and the number of calls. With upward, each try's value is destroyed
+/// before the next,
 ///          and f is called once more with the size found, unless it returns void
-/// @throws the last exception of f if no smaller size is left; any other exception of f, at once; cuda_error from clearing
-/// Which exceptions count is decided by type (options.errors), never by text. Two threads must not share one `remember`.
+/// @throws the last exception of f if no smaller size is left; any other exception of f, at once; cuda_error
+/// from clearing Which exceptions count is decided by type (options.errors), never by text. Two threads must
+/// not share one `remember`.
 template <has_driver Resource, class F>
   requires std::is_invocable_v<F&, std::size_t>
 auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options const& options = {}) {

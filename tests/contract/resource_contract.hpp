@@ -73,7 +73,8 @@ void honours_or_refuses(Resource& memory, tarn::stream_ref stream, std::size_t b
 }  // namespace detail
 
 /// @param make           returns a new resource
-/// @param check_refusal  called after a refused allocation: checks what else must be unchanged (CUDA's last error)
+/// @param check_refusal  called after a refused allocation: checks what else must be unchanged (CUDA's last
+/// error)
 template <class MakeResource, class CheckRefusal = nothing_more>
 void resource_contract(MakeResource const& make, CheckRefusal const& check_refusal = {}) {
   using namespace tarn::literals;

@@ -9,8 +9,8 @@
 
 namespace tarn_test {
 
-/// Owns one physical handle of a page source and destroys it in its destructor. Move-only; moved-from owners are empty. The
-/// handle must not be mapped anywhere at that point: unmap first.
+/// Owns one physical handle of a page source and destroys it in its destructor. Move-only; moved-from owners
+/// are empty. The handle must not be mapped anywhere at that point: unmap first.
 template <tarn::page_source Source>
 class unique_pages {
  public:

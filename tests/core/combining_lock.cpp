@@ -70,7 +70,8 @@ TEST_CASE("combining_lock applies each update once, in each thread's order, befo
 TEST_CASE("combining_lock runs queued updates on the thread that holds the lock",
           "[core][combining_lock][threads]") {
   std::thread::id done_by[2];
-  // The lock says that it is about to publish an update, not that it has: a thread may be suspended in between, but not each time.
+  // The lock says that it is about to publish an update, not that it has: a thread may be suspended in
+  // between, but not each time.
   for (int round = 0; round < 1000 && done_by[1] != std::this_thread::get_id(); ++round) {
     combining_lock<noting_update> lock;
     std::atomic<bool> is_queued{false};

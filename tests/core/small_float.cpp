@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the storage formats with a slow reference that is built only from the formats' definitions: a table of all
-// numbers, and the nearest one by distance.
+// Compares the storage formats with a slow reference that is built only from the formats' definitions: a
+// table of all numbers, and the nearest one by distance.
 
 #include "tarn/core/small_float.hpp"
 

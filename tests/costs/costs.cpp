@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What calls cost, as their docstrings say: driver calls, and items that are looked at, with n of what the cost depends on and with 4n.
-// Never time. TARN_VISIT stands where the library reads an entry of its tables: a call that is O(1) reads as many with n as with 4n.
+// What calls cost, as their docstrings say: driver calls, and items that are looked at, with n of what the
+// cost depends on and with 4n. Never time. TARN_VISIT stands where the library reads an entry of its tables:
+// a call that is O(1) reads as many with n as with 4n.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gcov writes its counts at the end of main(). A child that a test has forked ends by _exit(), and a test of a fatal error by abort():
-// linked with --wrap for both, these write the counts first.
+// gcov writes its counts at the end of main(). A child that a test has forked ends by _exit(), and a test of
+// a fatal error by abort(): linked with --wrap for both, these write the counts first.
 
 extern "C" {
 void __gcov_dump(void);

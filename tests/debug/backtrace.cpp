@@ -18,8 +18,8 @@ TEST_CASE("backtrace_stacks names the frames from the allocation outwards, throu
   static auto memory = host_memory{} | with_history{.stacks = backtrace_stacks()};
   int const number = 1;
   std::size_t count = 1;
-  // Called back from the C library, whose functions have names. Sanitizers do not replace lfind(). They replace qsort() and
-  // bsearch(), and the replacements in g++'s libasan have no names.
+  // Called back from the C library, whose functions have names. Sanitizers do not replace lfind(). They
+  // replace qsort() and bsearch(), and the replacements in g++'s libasan have no names.
   (void)::lfind(&number, &number, &count, sizeof number, [](void const*, void const*) {
     if (allocated == nullptr) allocated = memory.allocate({}, 100);
     return 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// policy/watched, tagged, logged, nvtx_ranged and the line profile on CUDA: what the simulated tests check, on a device.
+// policy/watched, tagged, logged, nvtx_ranged and the line profile on CUDA: what the simulated tests check,
+// on a device.
 
 #include <string>
 #include <vector>

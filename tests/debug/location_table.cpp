@@ -14,7 +14,8 @@ namespace {
 
 constexpr char const* file = "some file";
 
-/// The key that location_table computes from a line and frames; lets a test choose a last frame that makes two keys collide.
+/// The key that location_table computes from a line and frames; lets a test choose a last frame that makes
+/// two keys collide.
 std::uint64_t mixed(int line, std::vector<std::uintptr_t> const& frames) {
   auto hash = static_cast<std::uint64_t>(line);
   auto const mix = [&hash](std::uintptr_t bits) {

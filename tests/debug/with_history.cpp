@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// debug/with_history with history_log, location_table and call_stack; policy/tagged is in tests/policy/tagged.cpp.
+// debug/with_history with history_log, location_table and call_stack; policy/tagged is in
+// tests/policy/tagged.cpp.
 #include "tarn/debug/with_history.hpp"
 
 #include <atomic>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which capabilities the simulated devices of the unit tests lack, where a test does not choose: what TARN_TEST_ABSENT names, `pages`
-// (virtual memory management), `memory_pools`, or both. tests/CMakeLists.txt writes the options of sim_machine with these defaults.
+// Which capabilities the simulated devices of the unit tests lack, where a test does not choose: what
+// TARN_TEST_ABSENT names, `pages` (virtual memory management), `memory_pools`, or both. tests/CMakeLists.txt
+// writes the options of sim_machine with these defaults.
 
 #include <cstdlib>
 #include <cstring>

@@ -83,8 +83,8 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Which calls fail, and counts of the calls made. A cheap handle: copies share one plan, for example a test and the drivers
-/// in its pool. Thread-safe.
+/// Which calls fail, and counts of the calls made. A cheap handle: copies share one plan, for example a test
+/// and the drivers in its pool. Thread-safe.
 class fault_plan {
  public:
   fault_plan() : state_(std::make_shared<state>()) {}
@@ -174,8 +174,8 @@ class fault_plan {
   std::shared_ptr<state> state_;
 };
 
-/// A driver whose calls fail according to a plan and otherwise forward to `Driver`. Same contract and thread safety; adds
-/// one short lock per call.
+/// A driver whose calls fail according to a plan and otherwise forward to `Driver`. Same contract and thread
+/// safety; adds one short lock per call.
 template <stream_driver Driver>
 class faulty {
  public:

@@ -126,7 +126,8 @@ void note_sites(scene_result const& r, totals& sum) {
   }
 }
 
-/// For `once` in a slow scene with --few-calls: the first and the last call that each place of the library makes.
+/// For `once` in a slow scene with --few-calls: the first and the last call that each place of the library
+/// makes.
 std::set<std::uint64_t> usual_calls(std::vector<made_call> const& calls) {
   std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> by_place;
   for (std::uint64_t k = 1; k <= calls.size(); ++k) {

@@ -490,7 +490,8 @@ struct endings {
     memory.deallocate(stream_ref{}, p, 5_MiB);
     return said(reported == 1 && memory_allocated(memory) != 1, "the handler was called");
   }
-  /// An owner that is never destroyed keeps its resource alive; an object with static storage is destroyed before the report.
+  /// An owner that is never destroyed keeps its resource alive; an object with static storage is destroyed
+  /// before the report.
   static int leaks_are_reported_at_exit(char const*) {
     static auto memory = Kit::memory() | checked{.leaks_at_exit = true};
     static auto fine = make_device<char[]>(memory, 1000, stream_ref{});

@@ -9,7 +9,8 @@ struct on_cuda {
   using pinned_type = tarn::pinned_host;
   /// After cudaDeviceReset the next call creates a new context.
   static constexpr bool context_comes_back = true;
-  /// The CUDA runtime in a plug-in may keep the plug-in loaded: that of CUDA 13.0 did in one run of this test, and not in another.
+  /// The CUDA runtime in a plug-in may keep the plug-in loaded: that of CUDA 13.0 did in one run of this
+  /// test, and not in another.
   static constexpr bool must_unload = false;
   static bool is_here() {
     int count = 0;

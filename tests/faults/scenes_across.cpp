@@ -155,7 +155,8 @@ void a_buffer_over_devices(trial& t) {
   t.attempt("make again", [&] { whole.emplace(pools, devices, 5); });
 }
 
-/// Device 1 is in use, so that a block of host memory freed on a default stream waits for the default streams of both.
+/// Device 1 is in use, so that a block of host memory freed on a default stream waits for the default streams
+/// of both.
 void host_memory_on_default_streams(trial& t) {
   stream const other(t.driver(device_id{1}));
   stream const own(t.driver(device_id{0}));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool over pages and over blocks: growth, remap, the ladder, stream order, recorded uses, capture, threads, devices.
+// The pool over pages and over blocks: growth, remap, the ladder, stream order, recorded uses, capture,
+// threads, devices.
 #include <optional>
 #include <string_view>
 #include <thread>
@@ -326,7 +327,8 @@ void with_a_tool(trial& t) {
   if (!t.struck()) t.check_equal(t.machine().tool_counts().regions, 0, "regions left");
 }
 
-/// On a device without virtual memory management: segments of plain blocks, under a limit and beside a graph memory.
+/// On a device without virtual memory management: segments of plain blocks, under a limit and beside a graph
+/// memory.
 void without_pages(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());

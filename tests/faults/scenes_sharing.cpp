@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that are exported, imported and registered: whatever fails, no mapping, event, descriptor or registration is left, the block
-// is still pinned or not at all, and after the fault is cleared the calls succeed. So it is where a block passes over a socket, at
-// either end.
+// Blocks that are exported, imported and registered: whatever fails, no mapping, event, descriptor or
+// registration is left, the block is still pinned or not at all, and after the fault is cleared the calls
+// succeed. So it is where a block passes over a socket, at either end.
 #include <dirent.h>
 #include <sys/socket.h>
 
@@ -138,8 +138,9 @@ struct connection {
 
 constexpr std::chrono::milliseconds transfer_limit = std::chrono::seconds(20);
 
-/// Passes a block over a socket: the step `own` at one end, and `other` on a thread of its own, where no call fails. Either both
-/// succeed, or both report an error, the other end that of a peer that gave up. No descriptor is left.
+/// Passes a block over a socket: the step `own` at one end, and `other` on a thread of its own, where no call
+/// fails. Either both succeed, or both report an error, the other end that of a peer that gave up. No
+/// descriptor is left.
 template <class Own, class Other>
 void transfer(trial& t, char const* what, Own const& own, Other const& other) {
   std::optional<connection> c;
@@ -218,7 +219,8 @@ void received(trial& t) {
   theirs.deallocate({}, p, 6_MiB);
 }
 
-/// Receives a message with more descriptors than tarn sends in one. All are closed, also where there is no memory for them.
+/// Receives a message with more descriptors than tarn sends in one. All are closed, also where there is no
+/// memory for them.
 void crowded(trial& t) {
   for (int round = 0; round < 2; ++round) {
     std::optional<connection> c;

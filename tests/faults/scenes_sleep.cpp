@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools that sleep, wake and are compacted: alone, with graph memories, next to another pool, below `checked`. Each call leaves
-// the pool asleep or awake, contents are kept, and after the fault is cleared the call can be tried again.
+// Pools that sleep, wake and are compacted: alone, with graph memories, next to another pool, below
+// `checked`. Each call leaves the pool asleep or awake, contents are kept, and after the fault is cleared the
+// call can be tried again.
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -78,7 +79,8 @@ bool put_to_sleep(trial& t, Memory& memory, contents where) {
   t.check(is_asleep(memory) == done, done ? "awake after sleep" : "sleep failed, but the pool is asleep");
   return done;
 }
-/// Wakes a pool, if need be after the fault is cleared. Returns whether it is awake: a permanent fault may keep it asleep.
+/// Wakes a pool, if need be after the fault is cleared. Returns whether it is awake: a permanent fault may
+/// keep it asleep.
 template <class Memory>
 bool wake_up(trial& t, Memory& memory, after_waking then = after_waking::free_host_memory) {
   if (!is_asleep(memory)) return true;
@@ -91,9 +93,9 @@ bool wake_up(trial& t, Memory& memory, after_waking then = after_waking::free_ho
   return done;
 }
 
-/// Blocks at home and, in this small machine, in a view. The small one is first: a run in memory that was freed before would be
-/// copied whole, and the order checker would report the bytes between its blocks as freed.
-/// Returns whether the block in the view was served.
+/// Blocks at home and, in this small machine, in a view. The small one is first: a run in memory that was
+/// freed before would be copied whole, and the order checker would report the bytes between its blocks as
+/// freed. Returns whether the block in the view was served.
 template <class Held>
 bool allocate_everywhere(Held& held, written_blocks& written, stream_ref a) {
   written.write(held.get(a, 1000), 1000);
@@ -217,7 +219,8 @@ void compaction_of_a_pool(trial& t) {
   stream const a(t.driver());
   held_blocks held(t, watched_pool(t, t.driver(), pooled{.largest_handle = 4_MiB}));
   written_blocks written(t);
-  // Five handles of 4 MiB. The view shows the second half of the first, the third, and the first half of the last.
+  // Five handles of 4 MiB. The view shows the second half of the first, the third, and the first half of the
+  // last.
   void* handles[5];
   for (void*& p : handles) p = held.get(a, 4_MiB);
   for (void* p : handles) held.give(p);

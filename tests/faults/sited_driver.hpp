@@ -111,8 +111,9 @@ class call_log {
   std::vector<std::function<status()>> owed_;
 };
 
-/// Whether the driver can mark all work of a device at once: CUDA's can, the simulated one cannot. The one that can does not
-/// share pages with other processes here, so that both ways to create pages are made to fail.
+/// Whether the driver can mark all work of a device at once: CUDA's can, the simulated one cannot. The one
+/// that can does not share pages with other processes here, so that both ways to create pages are made to
+/// fail.
 enum class marking : std::uint8_t { streams, all_work };
 
 template <marking Marking>

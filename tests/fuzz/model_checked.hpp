@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// model_checked: a policy that compares every call, from any caller, with the trivial allocator, and reports the
-// owner of each byte to the machine's order checker.
+// model_checked: a policy that compares every call, from any caller, with the trivial allocator, and reports
+// the owner of each byte to the machine's order checker.
 
 #include <cstddef>
 #include <utility>
@@ -81,7 +81,8 @@ class model_checked_layer {
     return !tarn::detail::is_default_stream(stream) && exists(stream) &&
            driver().is_capturing(tarn::stream_ref::from(stream.handle()), captured).ok() && captured;
   }
-  /// The checker knows only streams that were not destroyed. Asks the machine: a call would invalidate the stream's capture.
+  /// The checker knows only streams that were not destroyed. Asks the machine: a call would invalidate the
+  /// stream's capture.
   [[nodiscard]] bool exists(tarn::stream_ref stream) const noexcept {
     tarn::stream_id const now = driver().made_identity(stream.handle());
     return now != tarn::stream_ref::unknown_id &&

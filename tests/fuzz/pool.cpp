@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decodes bytes to a correct program: two pools, owners, streams that are created and destroyed, capture,
 // record_stream, trim and a device that runs short, on a simulated device with an order checker. Checks: the
-// trivial allocator at the pool's interface (model_checked.hpp), the checker's findings, the pool's own counters,
-// and leaks on the device.
+// trivial allocator at the pool's interface (model_checked.hpp), the checker's findings, the pool's own
+// counters, and leaks on the device.
 
 #include <array>
 #include <cstdint>
@@ -144,8 +144,8 @@ class program {
     while (!streams_[s].alive) s = (s + 1) % streams_.size();
     return s;
   }
-  /// A stream with or without its identity: a user may have either. A bare handle of a captured stream is refused outside of a
-  /// capture_scope, and invalidates the capture.
+  /// A stream with or without its identity: a user may have either. A bare handle of a captured stream is
+  /// refused outside of a capture_scope, and invalidates the capture.
   stream_ref named(std::size_t s) {
     stream_ref const known = streams_[s].ref;
     return streams_[s].alive && input_.below(2) == 0 && !streams_[s].captured

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes are a trace file, plain or gzip. It is read completely or refused with its file and line. A file
-// that is read meets the replay's requirements and has the events of its lines; compressing it changes nothing.
+// that is read meets the replay's requirements and has the events of its lines; compressing it changes
+// nothing.
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of a pool that MPI sends and receives itself: mpirun -n 2 tarn_mpi [one | several]. One block lies in one physical handle,
-// one in several; an argument selects one of them.
-// On the simulated device, whose memory is the host's, any MPI can. On CUDA it needs one that is built with CUDA support. Open MPI
-// does not know whether the UCX below it has that: TARN_TEST_MPI_HAS_CUDA=1 in the environment says so.
+// Blocks of a pool that MPI sends and receives itself: mpirun -n 2 tarn_mpi [one | several]. One block lies
+// in one physical handle, one in several; an argument selects one of them. On the simulated device, whose
+// memory is the host's, any MPI can. On CUDA it needs one that is built with CUDA support. Open MPI does not
+// know whether the UCX below it has that: TARN_TEST_MPI_HAS_CUDA=1 in the environment says so.
 //
 // Exit status: 0 the contents arrived, 1 they did not, 77 skipped.
 

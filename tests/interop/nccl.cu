@@ -109,8 +109,8 @@ inline void all_reduce(int devices) {
   registered.clear();
 }
 
-/// All-gathers into several blocks, each in a handle of its own. They are large enough for NCCL to write into the registered memory of
-/// the other device.
+/// All-gathers into several blocks, each in a handle of its own. They are large enough for NCCL to write into
+/// the registered memory of the other device.
 inline void gather_into_each_handle(int devices) {
   constexpr std::size_t blocks = 4;
   constexpr std::size_t gathered = 32_MiB / sizeof(float);  // of all devices together

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Temporaries of Thrust in a capture of the simulated device come from the graph's memory. Thrust's host systems do the work of an
-// algorithm at once and not as work of a stream, so the replayed work is that of simulated kernels with Thrust's temporaries.
+// Temporaries of Thrust in a capture of the simulated device come from the graph's memory. Thrust's host
+// systems do the work of an algorithm at once and not as work of a stream, so the replayed work is that of
+// simulated kernels with Thrust's temporaries.
 
 #include <thrust/execution_policy.h>
 #include <thrust/memory.h>

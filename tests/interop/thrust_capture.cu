@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Temporaries of Thrust and CUB inside a capture come from the graph's memory: a graph that is replayed between eager work, which
-// allocates and sorts at random, gives the eager result. Thrust's algorithms need a par_nosync policy there, and those that return
-// a value cannot be captured: they wait for the stream.
+// Temporaries of Thrust and CUB inside a capture come from the graph's memory: a graph that is replayed
+// between eager work, which allocates and sorts at random, gives the eager result. Thrust's algorithms need a
+// par_nosync policy there, and those that return a value cannot be captured: they wait for the stream.
 
 #include <cstddef>
 #include <cstdint>
@@ -53,7 +53,8 @@ __global__ void mix(number* to, number const* a, number const* b, std::size_t n)
     to[i] = a[i] * 31U + b[i];
 }
 
-/// A user's own allocator for Thrust's temporaries: bytes of a pool, in the order of one stream. Notes what it gives out.
+/// A user's own allocator for Thrust's temporaries: bytes of a pool, in the order of one stream. Notes what
+/// it gives out.
 template <class Pool>
 struct own_temporaries {
   using value_type = char;
@@ -70,7 +71,8 @@ struct own_temporaries {
   std::vector<std::pair<char*, std::size_t>> given{};
 };
 
-/// Algorithms with temporaries, under a policy of Thrust's. (Scans by key: g++ 12 warns of Thrust's and CUB's other scans.)
+/// Algorithms with temporaries, under a policy of Thrust's. (Scans by key: g++ 12 warns of Thrust's and CUB's
+/// other scans.)
 template <class Policy, class Pool>
 void thrust_step(Policy const& policy, Pool const& pool, stream const& s, number const* in, number* out,
                  std::size_t n) {
@@ -221,8 +223,8 @@ std::int64_t allocations(Pool const& pool) {
   return 0;
 }
 
-/// Captures `step(out)` once and replays it 100 times between eager work. Each result must be the eager one. `temporaries` returns
-/// the blocks that the capture got, as far as the step knows them.
+/// Captures `step(out)` once and replays it 100 times between eager work. Each result must be the eager one.
+/// `temporaries` returns the blocks that the capture got, as far as the step knows them.
 template <class Pool, class Step, class Temporaries>
 void replay_beside_eager_work(Pool const& pool, stream const& s, std::size_t n, Step const& step,
                               Temporaries const& temporaries) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CUDA program uses at once: a kernel, a pool, Thrust and a graph, and a concept of its own over tarn's calls. nvcc 12.4
-// corrupted the calls in such a concept (core/source_location.hpp). The program runs without a device: it checks that errors of
-// a simulated one name file, line and function of the call. .ci/compile_as_user.py compiles it with each nvcc and runs it.
+// What a CUDA program uses at once: a kernel, a pool, Thrust and a graph, and a concept of its own over
+// tarn's calls. nvcc 12.4 corrupted the calls in such a concept (core/source_location.hpp). The program runs
+// without a device: it checks that errors of a simulated one name file, line and function of the call.
+// .ci/compile_as_user.py compiles it with each nvcc and runs it.
 
 #include <thrust/sort.h>
 #include <thrust/transform.h>

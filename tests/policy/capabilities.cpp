@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices that lack virtual memory management, memory pools, or both: what a user writes works as it stands, and reports what it
-// uses. The policy matrix runs every promise there, too (policy_matrix/subject.hpp).
+// Devices that lack virtual memory management, memory pools, or both: what a user writes works as it stands,
+// and reports what it uses. The policy matrix runs every promise there, too (policy_matrix/subject.hpp).
 #include "tarn/policy/device_pool.hpp"
 
 #include <string>

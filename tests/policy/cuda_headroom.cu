@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// headroom on CUDA: an outside cudaMalloc of that size succeeds at any moment, while two pools want more than the card has.
+// headroom on CUDA: an outside cudaMalloc of that size succeeds at any moment, while two pools want more than
+// the card has.
 
 #include <atomic>
 #include <chrono>

@@ -80,7 +80,8 @@ class cuda_device final : public test_device {
     note(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
   }
   void wait() override { note(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
-  /// The driver cannot query the capture state of a stream that it did not create and that is not a default stream.
+  /// The driver cannot query the capture state of a stream that it did not create and that is not a default
+  /// stream.
   bool begin_capture(tarn::stream_ref stream) override {
     return !foreign_streams_ &&
            cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal) == cudaSuccess;

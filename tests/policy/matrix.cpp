@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policy matrix (tests/policy_matrix) as unit tests. A finding is printed with its stack and promise; the program
-// tarn_policy_matrix reproduces it: `tarn_policy_matrix --only "pages | pooled | fenced"`.
+// The policy matrix (tests/policy_matrix) as unit tests. A finding is printed with its stack and promise; the
+// program tarn_policy_matrix reproduces it: `tarn_policy_matrix --only "pages | pooled | fenced"`.
 #include "catch.hpp"
 #include "policy_matrix/all_stacks.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool over pinned memory (source/pinned_host, source/registered_host): how much it reserves, its order of reuse, its
-// statistics and its driver calls.
+// A pool over pinned memory (source/pinned_host, source/registered_host): how much it reserves, its order of
+// reuse, its statistics and its driver calls.
 
 #include <algorithm>
 #include <cstring>

@@ -40,7 +40,8 @@ struct thread_name {
   std::uint64_t number;
   unsigned place;
 };
-/// Threads with a place of their own. Those beyond the places share the last one, as threads without a place do.
+/// Threads with a place of their own. Those beyond the places share the last one, as threads without a place
+/// do.
 thread_name named(std::uintptr_t n) {
   return {1'000'000 + n, std::min(static_cast<unsigned>(n), detail::thread_places)};
 }
@@ -80,7 +81,8 @@ detail::deferred_amount deferred(std::int64_t bytes) {
   return {bytes > 0 ? 1 : -1, bytes, bytes};
 }
 
-/// Live and deferred blocks that threads count, and what the numbers must be. Each array is by group and kind.
+/// Live and deferred blocks that threads count, and what the numbers must be. Each array is by group and
+/// kind.
 struct counted_blocks {
   std::vector<std::int64_t> live, deferred;
   tracked_amounts current{}, active{}, peak{}, active_peak{}, came{}, left{}, stopped{};
@@ -328,7 +330,8 @@ TEST_CASE("tracked_numbers has exact peaks again after a reset, and in a scope t
 
 TEST_CASE("tracked_numbers is within the bound with threads that rise and fall together",
           "[policy][tracked][threads]") {
-  // Between two barriers all threads only allocate, or only free: the sum after them is the same in each order, and so is the peak.
+  // Between two barriers all threads only allocate, or only free: the sum after them is the same in each
+  // order, and so is the peak.
   constexpr unsigned count = 6;
   constexpr std::size_t rounds = 60;
   for (std::int64_t const error : {std::int64_t{0}, std::int64_t{50'000}, mib}) {
@@ -545,7 +548,8 @@ TEST_CASE(
     tracked_statistics const s = numbers.statistics();
     for (tarn::stat const& n : {s.allocations[0], s.allocated_bytes[0], s.requested_bytes[0], s.active[0]})
       wrong += n.current < 0 || n.freed < 0 || n.freed > n.allocated || n.peak < n.current;
-    // What one thread has not published is off by up to 1,048 blocks, in either direction, if it is read earlier or later than another.
+    // What one thread has not published is off by up to 1,048 blocks, in either direction, if it is read
+    // earlier or later than another.
     wrong += s.allocations[0].current > slots + 4 * 1'048;
   }
   enough = true;

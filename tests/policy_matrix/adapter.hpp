@@ -281,8 +281,8 @@ constexpr bool is_last() {
   return last;
 }
 
-/// Whether the only pool of a stack, besides a fallback's own, is over pages: a pool over blocks uses memory of another one, or of a source without addresses of
-/// its own.
+/// Whether the only pool of a stack, besides a fallback's own, is over pages: a pool over blocks uses memory
+/// of another one, or of a source without addresses of its own.
 template <class... Policies>
 constexpr bool has_one_pool_over_pages() {
   bool of_pages = true;

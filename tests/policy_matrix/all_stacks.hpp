@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Every stack of every file. With TARN_MATRIX_SHORT only those of stacks_short.cpp, which compile faster; with
-// TARN_FEWER_CASES a quarter of the pairs of policies.
+// Every stack of every file. With TARN_MATRIX_SHORT only those of stacks_short.cpp, which compile faster;
+// with TARN_FEWER_CASES a quarter of the pairs of policies.
 
 #include <iterator>
 #include <utility>

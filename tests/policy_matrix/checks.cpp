@@ -359,7 +359,8 @@ void capture(stack_under_test const& stack, test_device& device, test_memory& me
   if (stack.can.check_all) out.check(memory.check_all() == 0, "check_all() reports after a capture");
 }
 
-/// What a capture allocates through a stack belongs to the owner; nothing else receives it, or what the capture freed, before that ends.
+/// What a capture allocates through a stack belongs to the owner; nothing else receives it, or what the
+/// capture freed, before that ends.
 void graph_memory(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   out.check(stack.can.graph_memory == stack.keeps_graphs,
             "graph_memory must compile exactly where there is a pool");
@@ -451,7 +452,8 @@ void backend(stack_under_test const& stack, test_device& device, test_memory& me
   out.check(memory.backend() == expected, "allocator_backend() returns " + memory.backend());
 }
 
-/// A pool sleeps below every policy: it holds no memory, refuses, takes blocks back, and has the same blocks and contents afterwards.
+/// A pool sleeps below every policy: it holds no memory, refuses, takes blocks back, and has the same blocks
+/// and contents afterwards.
 void sleep(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   out.check(stack.can.sleep == stack.sleeps,
             "sleep() must compile exactly where the only pool is over pages");
@@ -499,7 +501,8 @@ void sleep(stack_under_test const& stack, test_device& device, test_memory& memo
   device.end_stream(s);
 }
 
-/// A pool is compacted below every policy: it gives back what lies between live blocks, which keep addresses and contents.
+/// A pool is compacted below every policy: it gives back what lies between live blocks, which keep addresses
+/// and contents.
 void compact(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   out.check(stack.can.compact == stack.sleeps,
             "compact() must compile exactly where the only pool is over pages");
@@ -555,7 +558,8 @@ void compact(stack_under_test const& stack, test_device& device, test_memory& me
   return false;
 }
 
-/// Through every policy a block's pages are listed, pinned, exported and registered. Nothing of that changes a count or the contents.
+/// Through every policy a block's pages are listed, pinned, exported and registered. Nothing of that changes
+/// a count or the contents.
 void sharing(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   out.check(stack.can.segments == (stack.over_pages && stack.has_pool),
             "segments_of() must compile exactly where there is a pool over pages");
@@ -737,8 +741,9 @@ std::vector<std::int64_t> counter_in(std::string const& perfetto, std::string co
   return values;
 }
 
-/// The same bytes are in a snapshot's blocks, in its pool, its tags and its history, in the curves of the Perfetto file, in the pickle,
-/// and in the counts of `tracked`. Each call is made through the uppermost layer.
+/// The same bytes are in a snapshot's blocks, in its pool, its tags and its history, in the curves of the
+/// Perfetto file, in the pickle, and in the counts of `tracked`. Each call is made through the uppermost
+/// layer.
 void figures(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   if (device.has_memory_tool()) return;  // blocks have guards then, which nothing but the pool counts
   if (!stack.can.record && !stack.can.inspect) return;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policy matrix as a program: runs every promise on every stack, then random programs, until there is a finding.
+// The policy matrix as a program: runs every promise on every stack, then random programs, until there is a
+// finding.
 //
 //   tarn_policy_matrix [--only TEXT] [--seeds FIRST..LAST] [--steps N] [--threads] [--list]
 //
-// It prints in the format of tests/simulation: "FOUND with seed ...", the finding, and a machine-readable line. Exit
-// status 0: no finding, 1: a finding, 2: wrong arguments.
+// It prints in the format of tests/simulation: "FOUND with seed ...", the finding, and a machine-readable
+// line. Exit status 0: no finding, 1: a finding, 2: wrong arguments.
 #include <unistd.h>
 
 #include <chrono>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The lists of all policies, with options under which a correct program never reaches a limit, and of all sources. Add a
-// new policy to block_policies or page_policies; architecture/check.py compares the lists with include/tarn.
+// The lists of all policies, with options under which a correct program never reaches a limit, and of all
+// sources. Add a new policy to block_policies or page_policies; architecture/check.py compares the lists with
+// include/tarn.
 
 #include <cstddef>
 #include <cstdio>
@@ -77,8 +78,8 @@ struct surroundings {
   }
 };
 
-/// Reports allocations and deallocations of the pool or source to the order checker of the simulated device. It is below
-/// the policies, since some of them write to blocks that are being freed.
+/// Reports allocations and deallocations of the pool or source to the order checker of the simulated device.
+/// It is below the policies, since some of them write to blocks that are being freed.
 struct noting {
   test_device* device = nullptr;
   template <class Upstream>

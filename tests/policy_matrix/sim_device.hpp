@@ -24,8 +24,9 @@
 
 namespace policy_matrix {
 
-/// The simulated driver with CUDA's behaviour: it can record the work of the whole device, or reports, as an older driver,
-/// that it cannot. It knows which of the streams that it created exist, but not whether others do.
+/// The simulated driver with CUDA's behaviour: it can record the work of the whole device, or reports, as an
+/// older driver, that it cannot. It knows which of the streams that it created exist, but not whether others
+/// do.
 class matrix_driver : public tarn::sim_driver {
  public:
   struct hooks {
@@ -123,7 +124,8 @@ class sim_device final : public test_device {
   void wait() override {
     for (int d = 0; d < machine_.options().devices; ++d) (void)machine_.driver(d).synchronize_device();
   }
-  /// The driver cannot query the capture state of a stream that it did not create and that is not a default stream.
+  /// The driver cannot query the capture state of a stream that it did not create and that is not a default
+  /// stream.
   bool begin_capture(tarn::stream_ref stream) override {
     if (foreign_streams_) return false;
     captured_before_ = machine_.captured_calls();

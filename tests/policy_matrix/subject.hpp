@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The interface of the checks to a stack of policies and its device. The calls are virtual, so that the checks are compiled
-// once for all stacks.
+// The interface of the checks to a stack of policies and its device. The calls are virtual, so that the
+// checks are compiled once for all stacks.
 
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +40,8 @@ class report {
   std::vector<std::string> found_;
 };
 
-/// A device, its streams, and work that writes bytes. One thread uses all streams unless a check states otherwise.
+/// A device, its streams, and work that writes bytes. One thread uses all streams unless a check states
+/// otherwise.
 struct test_device {
   virtual ~test_device() = default;
   /// A stream with its id, as owners keep it.
@@ -59,8 +60,8 @@ struct test_device {
   [[nodiscard]] virtual bool begin_capture(tarn::stream_ref stream) = 0;
   /// Whether the capture is valid and contains no work of the library.
   [[nodiscard]] virtual bool end_capture(tarn::stream_ref stream, bool may_have_nodes) = 0;
-  /// Calls `f` from another thread in the next wait for the whole device; returns false if that is not supported.
-  /// An empty function cancels the previous one.
+  /// Calls `f` from another thread in the next wait for the whole device; returns false if that is not
+  /// supported. An empty function cancels the previous one.
   [[nodiscard]] virtual bool in_next_device_wait(std::function<void()> f) = 0;
   /// Errors that the device found since the last call.
   [[nodiscard]] virtual std::vector<std::string> findings() = 0;
@@ -157,7 +158,8 @@ struct test_memory {
   [[nodiscard]] virtual std::shared_ptr<void> pin(void const* p, std::size_t bytes) = 0;
   [[nodiscard]] virtual second_mapping export_and_import(void const* p, std::size_t bytes,
                                                          std::optional<tarn::stream_ref> stream) = 0;
-  /// Registers the pages of a block several times; returns how often the library was called, and whether each registration was ended.
+  /// Registers the pages of a block several times; returns how often the library was called, and whether each
+  /// registration was ended.
   [[nodiscard]] virtual std::pair<std::size_t, bool> register_pages(void const* p, std::size_t bytes) = 0;
   /// Sets what a handler of retry_on_oom in the stack calls before it retries.
   virtual void on_out_of_memory(std::function<void()> f) = 0;
@@ -185,10 +187,11 @@ struct stack_under_test {
   std::unique_ptr<test_memory> (*make)(test_device& device, report& out) = nullptr;
 };
 
-/// Modes of make_device(): 0: the driver can record the work of the whole device; 1: an older driver that cannot; 2: as 0,
-/// with streams whose existence the driver does not know, as CUDA streams that a program creates itself; 3 to 5: as 0, on a device
-/// that lacks virtual memory management, memory pools, or both. Only stacks over pages have these: the others need the one that is
-/// missing, or neither. 6 and 7: two devices, whose streams are made in turn, as 0 and as 1.
+/// Modes of make_device(): 0: the driver can record the work of the whole device; 1: an older driver that
+/// cannot; 2: as 0, with streams whose existence the driver does not know, as CUDA streams that a program
+/// creates itself; 3 to 5: as 0, on a device that lacks virtual memory management, memory pools, or both.
+/// Only stacks over pages have these: the others need the one that is missing, or neither. 6 and 7: two
+/// devices, whose streams are made in turn, as 0 and as 1.
 inline constexpr unsigned device_modes = 8;
 inline constexpr unsigned first_lacking_mode = 3;
 [[nodiscard]] constexpr bool mode_has_pages(unsigned mode) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captures without a scope, which are not announced to a pool: what is freed on a captured stream is kept, since the graph may be
-// replayed. By default the pool asks the driver at each deallocation on a stream of known identity.
+// Captures without a scope, which are not announced to a pool: what is freed on a captured stream is kept,
+// since the graph may be replayed. By default the pool asks the driver at each deallocation on a stream of
+// known identity.
 #include <cstddef>
 #include <cstdint>
 #include <functional>

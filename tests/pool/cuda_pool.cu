@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool on CUDA: the resource contract, stream order under real kernels, remapped handles, captures, threads.
+// The pool on CUDA: the resource contract, stream order under real kernels, remapped handles, captures,
+// threads.
 
 #include <cstdint>
 #include <random>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools on two devices at once: each pool uses its own device's memory, whichever device is current, from one thread and
-// from many.
+// Pools on two devices at once: each pool uses its own device's memory, whichever device is current, from one
+// thread and from many.
 
 #include <cstdint>
 #include <random>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of pool/graph/ alone: end_mark, graph_captures, graph_owner_of, graph_parts, graph_uses, open_captures; tests/raii/graph_memory.cpp
-// has graph_memories as a whole. Parts of the heap: tests/pool/heap_parts.cpp.
+// The files of pool/graph/ alone: end_mark, graph_captures, graph_owner_of, graph_parts, graph_uses,
+// open_captures; tests/raii/graph_memory.cpp has graph_memories as a whole. Parts of the heap:
+// tests/pool/heap_parts.cpp.
 #include "tarn/pool/graph/graph_memories.hpp"
 
 #include <algorithm>

@@ -340,7 +340,8 @@ TEST_CASE("a pool over blocks gives segments back that have become too small", "
 
 namespace {
 
-/// The segments that a pool creates for 200 live blocks of 1 to 8 MiB, of which one after the other is replaced, at random.
+/// The segments that a pool creates for 200 live blocks of 1 to 8 MiB, of which one after the other is
+/// replaced, at random.
 template <class Memory>
 std::uint64_t segments_for_random_sizes(Memory& memory, stream_ref stream, unsigned seed) {
   std::mt19937 random(seed);
@@ -373,7 +374,8 @@ TEST_CASE("blocks of random sizes share the segments of a pool over blocks, but 
 
 TEST_CASE("a layer that may find memory for a block is not asked for a segment to share",
           "[pool][segment_growth]") {
-  // Every second block is freed, and the device has 2 MiB more: enough for the request, not for a shared segment.
+  // Every second block is freed, and the device has 2 MiB more: enough for the request, not for a shared
+  // segment.
   sim_options options{.backing = sim_backing::address_only};
   options.capacity = 514_MiB;
   options.taken = 0;
@@ -534,8 +536,8 @@ TEST_CASE("owns of a pool over blocks covers a segment to its last byte and not 
 
 TEST_CASE("a small pool exceeds its live peak by handles of 2 MiB, a larger one by the usual handles",
           "[pool][ladder][page_growth][pages]") {
-  // Bytes of the handles that are created for a block of 18 MiB. Each handle holds parts of two smaller blocks, of which none or every
-  // second one is freed before.
+  // Bytes of the handles that are created for a block of 18 MiB. Each handle holds parts of two smaller
+  // blocks, of which none or every second one is freed before.
   auto const made_for_18_mib = [](pooled const& options, std::size_t blocks, bool frees) {
     one_stream s;
     auto memory = sim_pages{s.driver} | options;
@@ -560,8 +562,8 @@ TEST_CASE("a small pool exceeds its live peak by handles of 2 MiB, a larger one 
 
 namespace {
 
-/// Plays 200 live blocks of 1 to 8 MiB, of which one after the other is replaced, at random. Returns the refusals; raises `peak` to the
-/// live peak. @param memory  null to find only that
+/// Plays 200 live blocks of 1 to 8 MiB, of which one after the other is replaced, at random. Returns the
+/// refusals; raises `peak` to the live peak. @param memory  null to find only that
 template <class Memory>
 int refusals_of_random_sizes(Memory* memory, stream_ref stream, unsigned seed, std::size_t& peak) {
   std::mt19937 random(seed);
@@ -729,7 +731,8 @@ TEST_CASE("page_growth extends a free range after the handle behind it was given
 }
 
 namespace {
-/// Rounds of growing temporaries, as of a program that sorts growing sets of points; the results of the last four rounds stay.
+/// Rounds of growing temporaries, as of a program that sorts growing sets of points; the results of the last
+/// four rounds stay.
 template <class Memory>
 void growing_rounds(Memory& memory, stream_ref stream) {
   std::vector<std::pair<void*, std::size_t>> results;

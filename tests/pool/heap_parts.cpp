@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of the heap: domains of a stream in several parts, ranges that change their part, and a part that ends. Without a pool.
+// Parts of the heap: domains of a stream in several parts, ranges that change their part, and a part that
+// ends. Without a pool.
 #include <atomic>
 #include <cstdint>
 #include <vector>

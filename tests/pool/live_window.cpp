@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool gives free memory back by itself once the live peak has fallen, without waiting for the device, and not in programs whose
-// peak returns.
+// A pool gives free memory back by itself once the live peak has fallen, without waiting for the device, and
+// not in programs whose peak returns.
 #include "tarn/pool/arena/live_window.hpp"
 
 #include <cstddef>
@@ -27,8 +27,8 @@ struct phases {
   stream_ref stream;
   stack<sim_pages, pooled> memory;
 
-  /// Keeps about `live` bytes in blocks that change their sizes, so that no thread cache serves them, until `volume` bytes were
-  /// allocated.
+  /// Keeps about `live` bytes in blocks that change their sizes, so that no thread cache serves them, until
+  /// `volume` bytes were allocated.
   void run(std::size_t live, std::size_t volume) { run(stream, live, volume); }
   void run(stream_ref on, std::size_t live, std::size_t volume) {
     std::size_t const bytes = live / 8;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A value looked up under the hot lock is void once the lock was released: interleavings forced inside driver calls, and the
-// check that finds a use of such a value.
+// A value looked up under the hot lock is void once the lock was released: interleavings forced inside driver
+// calls, and the check that finds a use of such a value.
 
 #include "tarn/pool/arena/looked_up.hpp"
 
@@ -46,8 +46,9 @@ struct hooked_driver : sim_driver {
   }
 };
 
-/// A pool with 512 views in use, the maximum that is kept, over a checkerboard of 2 MiB handles. A second thread runs a
-/// given function once inside a driver call of the first; its thread cache exists already, so it needs no growth lock.
+/// A pool with 512 views in use, the maximum that is kept, over a checkerboard of 2 MiB handles. A second
+/// thread runs a given function once inside a driver call of the first; its thread cache exists already, so
+/// it needs no growth lock.
 struct full_pool {
   sim_machine machine{sim_options{.capacity = 16_GiB, .taken = 0}};
   sim_driver device = machine.driver(device_id{0});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pool knows of the memory that is left below it, and what follows from it: finer handles near the end, and an early
-// refusal of what cannot be served.
+// What a pool knows of the memory that is left below it, and what follows from it: finer handles near the
+// end, and an early refusal of what cannot be served.
 #include "tarn/pool/pages/memory_left.hpp"
 
 #include <cstddef>

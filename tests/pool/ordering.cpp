@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream order in the pool: which stream waits for which, and which does not have to. The order checker of the simulated
-// machine verifies it.
+// Stream order in the pool: which stream waits for which, and which does not have to. The order checker of
+// the simulated machine verifies it.
 
 #include "tarn/pool/order/ordering.hpp"
 
@@ -366,7 +366,8 @@ TEST_CASE("pooled does not invalidate a capture to reuse the memory of a destroy
 TEST_CASE(
     "record_stream on a stream that is captured at the free holds the block back and keeps the capture valid",
     "[pool][streams][record_stream][capture]") {
-  // The stream of the use is captured; or another one, where the driver records the work of all streams at once.
+  // The stream of the use is captured; or another one, where the driver records the work of all streams at
+  // once.
   sim_machine const machine(checked());
   bool captured = false;
   auto memory = basic_pages<marking_driver>(marking_driver(machine.driver(), captured)) | pooled{};

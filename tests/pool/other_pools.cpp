@@ -142,7 +142,8 @@ TEST_CASE("pools of other devices, machines, host memory and sleeping pools are 
   cache(on_host, {}, 600_MiB);
   void* const live = asleep.allocate(s, 300_MiB);
   tarn::sleep(asleep, contents::discarded);
-  // Together the two requests are more than the device has, but either alone is not, so that the pool asks for help.
+  // Together the two requests are more than the device has, but either alone is not, so that the pool asks
+  // for help.
   void* const half = memory.allocate(s, 600_MiB);
   CHECK_THROWS_AS(memory.allocate(s, 600_MiB), out_of_memory);
   CHECK(reserved(other_device) == 600_MiB);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of free pieces for a block (page_choice), using up parts of handles or not, on random layouts of 2 MiB handles.
+// The choice of free pieces for a block (page_choice), using up parts of handles or not, on random layouts of
+// 2 MiB handles.
 
 #include <algorithm>
 #include <random>
@@ -95,7 +96,8 @@ std::vector<live_part> random_parts(std::mt19937& random, std::size_t count) {
   return parts;
 }
 
-/// What any choice has to be: free pieces of different handles that can be mapped side by side, of as many bytes as asked.
+/// What any choice has to be: free pieces of different handles that can be mapped side by side, of as many
+/// bytes as asked.
 void check_choice(handles const& h, choice const& c, std::size_t bytes) {
   std::size_t sum = 0;
   std::set<handle_ref> used;

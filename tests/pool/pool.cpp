@@ -62,7 +62,8 @@ void free_all(Memory& memory, stream_ref stream, std::vector<block>& blocks) {
   blocks.clear();
 }
 
-/// Whether the call releases something. If it fails without doing its work it leaks, whatever the caller does.
+/// Whether the call releases something. If it fails without doing its work it leaks, whatever the caller
+/// does.
 bool gives_back(driver_call call) {
   switch (call) {
     case driver_call::destroy_event:
@@ -535,8 +536,8 @@ TEST_CASE("set_misuse_handler allows a handler to use the pool that reports to i
       pool.deallocate({}, pool.allocate({}, 3_MiB), 3_MiB);
       pool.deallocate({}, pool.allocate({}, 100), 100);
     });
-    // A magazine accepts a block twice if another one lies between. The pool detects it when the magazine is emptied: by
-    // trimming, for another request, or when a thread ends.
+    // A magazine accepts a block twice if another one lies between. The pool detects it when the magazine is
+    // emptied: by trimming, for another request, or when a thread ends.
     auto const twice = [&] {
       void* const p = memory.allocate({}, 1000);
       void* const other = memory.allocate({}, 1000);

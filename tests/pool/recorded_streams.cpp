@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recorded uses: their cost for other threads, when the driver is called, which blocks an event covers. Stream order is
-// tested in ordering.cpp.
+// Recorded uses: their cost for other threads, when the driver is called, which blocks an event covers.
+// Stream order is tested in ordering.cpp.
 
 #include "tarn/pool/order/recorded_streams.hpp"
 
@@ -35,7 +35,8 @@ sim_options checked(std::size_t capacity = 64_MiB) {
   return o;
 }
 
-/// Blocks the next call of pass() until open(), as a stream does that waits for a value which another host thread writes.
+/// Blocks the next call of pass() until open(), as a stream does that waits for a value which another host
+/// thread writes.
 class gate {
  public:
   void close() {
@@ -253,7 +254,8 @@ TEST_CASE("record_stream shares few events among many uses and waits for each us
 
 TEST_CASE("record_stream does not let an event cover a block that was freed after the event was recorded",
           "[pool][streams][record_stream][threads]") {
-  // The first thread has recorded its event but not noted it; the second frees a block that was used after that event.
+  // The first thread has recorded its event but not noted it; the second frees a block that was used after
+  // that event.
   sim_machine machine(checked());
   auto const at = std::make_shared<gate>();
   struct late_driver : sim_driver {

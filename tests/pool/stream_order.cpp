@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The domains of short-lived streams, including the default streams of threads that end. No domain is kept forever, and none
-// is forgotten while its work runs.
+// The domains of short-lived streams, including the default streams of threads that end. No domain is kept
+// forever, and none is forgotten while its work runs.
 
 #include "tarn/pool/arena/stream_order.hpp"
 

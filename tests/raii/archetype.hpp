@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A memory resource for tests of owners. It records what is live, whether each block is deallocated with its original
-// size and alignment, and on which stream. Each of its allocations and driver calls can be made to fail in turn.
+// A memory resource for tests of owners. It records what is live, whether each block is deallocated with its
+// original size and alignment, and on which stream. Each of its allocations and driver calls can be made to
+// fail in turn.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +19,8 @@
 
 namespace tarn_test {
 
-/// Host memory on a driver that can be made to fail. Copies share one set of records, which outlives all copies.
+/// Host memory on a driver that can be made to fail. Copies share one set of records, which outlives all
+/// copies.
 class kept_memory {
  public:
   using driver_type = tarn::faulty<tarn::no_driver>;

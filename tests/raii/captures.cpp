@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// No policy, source or owner makes a call that invalidates a capture while a capture_scope is open: each place that waits for the
-// whole device does so behind the capture_gate.
+// No policy, source or owner makes a call that invalidates a capture while a capture_scope is open: each
+// place that waits for the whole device does so behind the capture_gate.
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 
@@ -68,7 +68,8 @@ class capture {
   std::optional<capture_scope> scope_;
 };
 
-/// Allocates a block for work on another stream, which then is destroyed; frees the block while a capture is open.
+/// Allocates a block for work on another stream, which then is destroyed; frees the block while a capture is
+/// open.
 template <class Driver, class Memory>
 void free_on_destroyed_stream(sim_machine const& machine, Driver const& driver, Memory memory) {
   std::optional<test_stream<Driver>> gone(driver);

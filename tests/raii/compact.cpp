@@ -35,8 +35,8 @@ sim_options small_machine(std::size_t capacity = 512_MiB) {
 
 constexpr pooled large_handles{.largest_handle = 64_MiB};
 
-/// Blocks of 1 to 2 MiB within handles of 64 MiB, of which every other `group` blocks are freed. A hole between two blocks holds a
-/// whole granule only if it is larger than one.
+/// Blocks of 1 to 2 MiB within handles of 64 MiB, of which every other `group` blocks are freed. A hole
+/// between two blocks holds a whole granule only if it is larger than one.
 template <class Memory>
 void make_checkerboard(kept_blocks<Memory>& held, int count, unsigned seed, int group = 3) {
   std::mt19937 random(seed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// graph_memory on CUDA: captured graphs are replayed between eager work and give bit-identical results; other threads invalidate no
-// capture, in any mode.
+// graph_memory on CUDA: captured graphs are replayed between eager work and give bit-identical results; other
+// threads invalidate no capture, in any mode.
 
 #include <atomic>
 #include <cstdint>
@@ -88,7 +88,8 @@ std::vector<std::uint32_t> on_host(std::uint32_t const* p, std::size_t n, tarn::
 using namespace cuda_graph_memory_test;
 
 namespace cuda_graph_memory_test {
-/// Frees a block on a stream that was destroyed, while a capture is open on another. Returns whether the capture stayed valid.
+/// Frees a block on a stream that was destroyed, while a capture is open on another. Returns whether the
+/// capture stayed valid.
 template <class Memory>
 bool free_on_destroyed_stream(Memory memory) {
   device_pool const pool;

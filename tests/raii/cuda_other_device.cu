@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of one GPU's pools that is used and freed on streams of another GPU, and calls for a GPU that is not current.
+// Memory of one GPU's pools that is used and freed on streams of another GPU, and calls for a GPU that is not
+// current.
 
 #include <algorithm>
 #include <array>

@@ -40,7 +40,8 @@ std::vector<int> values_in(Buffer const& b) {
 
 using kept_buffer = device_buffer<int, kept_memory>;
 
-/// Ten counted elements with capacity ten on stream 1, and the check that a failed operation left them unchanged.
+/// Ten counted elements with capacity ten on stream 1, and the check that a failed operation left them
+/// unchanged.
 kept_buffer ten(kept_memory const& memory) {
   return make_device_buffer<int>(memory, counted(10), bare_stream(1));
 }

@@ -11,7 +11,8 @@ namespace tarn_test {
 using tarn::driver_call;
 using tarn::fault_moment;
 
-/// A driver call, and how it fails: a call that gives something back does its work, as a driver that reports an earlier error.
+/// A driver call, and how it fails: a call that gives something back does its work, as a driver that reports
+/// an earlier error.
 struct failing_call {
   driver_call call;
   fault_moment moment;
@@ -35,7 +36,8 @@ inline constexpr failing_call failing_calls[] = {
     {driver_call::destroy_stream, fault_moment::after},
 };
 
-/// Which of the calls of one kind fail: every one, or, without TARN_ALL_CASES, the first, the fourth and so on.
+/// Which of the calls of one kind fail: every one, or, without TARN_ALL_CASES, the first, the fourth and so
+/// on.
 #ifdef TARN_FEWER_CASES
 inline constexpr std::uint64_t next_failing = 3;
 #else

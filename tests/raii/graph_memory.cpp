@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// graph_memory and capture_scope on the simulated device: who gets which memory inside and outside a capture, when it goes back,
-// and that no call of the pool invalidates a capture.
+// graph_memory and capture_scope on the simulated device: who gets which memory inside and outside a capture,
+// when it goes back, and that no call of the pool invalidates a capture.
 #include "tarn/raii/graph_memory.hpp"
 
 #include <algorithm>

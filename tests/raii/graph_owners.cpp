@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many graph memories in one heap: what each costs, and how free memory moves between them and the rest of the pool.
+// Many graph memories in one heap: what each costs, and how free memory moves between them and the rest of
+// the pool.
 #include <cstddef>
 #include <memory>
 #include <utility>

@@ -10,7 +10,8 @@
 
 namespace tarn_test {
 
-/// Blocks of every kind: in runs, at home, in views, larger than a staging buffer; each with its own contents.
+/// Blocks of every kind: in runs, at home, in views, larger than a staging buffer; each with its own
+/// contents.
 template <class Memory>
 class kept_blocks {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A moved-from object is empty: it can be destroyed, assigned, and asked for its size. One list of types, each with how it is made:
-// a new owner or value is added there.
+// A moved-from object is empty: it can be destroyed, assigned, and asked for its size. One list of types,
+// each with how it is made: a new owner or value is added there.
 
 #include <concepts>
 #include <cstddef>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that every device may use, used and freed on a stream of another device than its pool's: through every owner, with both kinds
-// of driver, the stream alive and destroyed. Contents are compared, and memory is bounded.
+// Memory that every device may use, used and freed on a stream of another device than its pool's: through
+// every owner, with both kinds of driver, the stream alive and destroyed. Contents are compared, and memory
+// is bounded.
 
 #include <algorithm>
 #include <cstring>
@@ -48,7 +49,8 @@ struct two_devices {
     o.backing = sim_backing::host_backed;
     return o;
   }
-  /// Work that takes long, then a kernel on the second device that reads the bytes, each of which must be `byte`.
+  /// Work that takes long, then a kernel on the second device that reads the bytes, each of which must be
+  /// `byte`.
   void read_late(stream_ref s, void const* p, unsigned char byte) {
     (void)other.launch(s, second);
     (void)other.launch(s, 1000, {sim_reads(p, n)}, [this, p, byte] {
@@ -229,7 +231,8 @@ TEMPLATE_TEST_CASE("a pool refuses to allocate on a stream of a device that cann
           std::string::npos);
   }
   CHECK(memory_reserved(pool) == 0);
-  // A copy on such a stream may be the last user of a block: it is freed there, and another stream takes it in order.
+  // A copy on such a stream may be the last user of a block: it is freed there, and another stream takes it
+  // in order.
   void* const p = pool.allocate(own, n);
   (void)t.other.launch(there, second);
   pool.deallocate(there, p, n);

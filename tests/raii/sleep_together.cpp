@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sleep(), wake() and compact() of a pool with graph memories, with handlers of its source, in forked children and during captures.
+// sleep(), wake() and compact() of a pool with graph memories, with handlers of its source, in forked
+// children and during captures.
 
 #include <atomic>
 #include <cstring>

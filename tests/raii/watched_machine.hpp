@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A simulated machine with the stream-order checker, under one of many schedules. With a nonzero seed some streams
-// do not complete until they are synchronized, and events complete late.
+// A simulated machine with the stream-order checker, under one of many schedules. With a nonzero seed some
+// streams do not complete until they are synchronized, and events complete late.
 
 #include <cstddef>
 #include <cstdint>

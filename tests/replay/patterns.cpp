@@ -46,7 +46,8 @@ bool same_events(trace const& a, trace const& b) {
       });
 }
 
-/// The blocks that live at the end. Fails if a slot is used twice at once, or a free does not repeat its allocation.
+/// The blocks that live at the end. Fails if a slot is used twice at once, or a free does not repeat its
+/// allocation.
 std::vector<event> left_over(trace const& t) {
   std::vector<event> live(t.slots);
   std::vector<bool> used(t.slots, false);

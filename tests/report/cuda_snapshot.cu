@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots of pools on CUDA: the contract of take_snapshot.cpp, with the device's own pages, blocks and streams.
+// Snapshots of pools on CUDA: the contract of take_snapshot.cpp, with the device's own pages, blocks and
+// streams.
 
 #include <cstdint>
 #include <cstdlib>

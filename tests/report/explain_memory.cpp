@@ -32,7 +32,8 @@ sim_options crowded() {
   return {.taken = 4_GiB, .context = 1070_MiB, .other_processes = 2_GiB, .set_aside = 600_MiB};
 }
 
-/// The invariants of every explanation, with or without unknown parts: the parts of each level sum to the level above.
+/// The invariants of every explanation, with or without unknown parts: the parts of each level sum to the
+/// level above.
 void check_sums(memory_explanation const& e) {
   std::int64_t parts = 0;
   std::int64_t of_process = 0;

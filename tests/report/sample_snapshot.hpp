@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A small handwritten snapshot with all kinds of segments, blocks and events, and names that are hard to encode.
+// A small handwritten snapshot with all kinds of segments, blocks and events, and names that are hard to
+// encode.
 
 #include <cstddef>
 #include <cstdint>

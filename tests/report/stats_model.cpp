@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares memory_stats and take_snapshot with a model. Random programs bring blocks into every state of a pool; each
-// key and field is compared after each step.
+// Compares memory_stats and take_snapshot with a model. Random programs bring blocks into every state of a
+// pool; each key and field is compared after each step.
 
 #include <algorithm>
 #include <array>
@@ -57,8 +57,8 @@ struct expected_block {
   [[nodiscard]] bool small() const { return bytes <= 1_MiB; }
 };
 
-/// The documented rounding: 256-byte steps up to 2 KiB, eighths of a power of two up to 32 KiB, sixteenths up to 1 MiB,
-/// and 512-byte steps beyond, or if the alignment is above 256.
+/// The documented rounding: 256-byte steps up to 2 KiB, eighths of a power of two up to 32 KiB, sixteenths up
+/// to 1 MiB, and 512-byte steps beyond, or if the alignment is above 256.
 std::size_t rounded(std::size_t bytes, std::size_t alignment) {
   std::size_t step = 512;
   if (alignment <= 256 && bytes <= 1_MiB) {
@@ -388,8 +388,8 @@ class program {
     exact("active", active_);
     exact("active_bytes", active_bytes_);
     exact("requested_bytes", requested_bytes_);
-    // Values that may rise and fall within one call: the current value is exact, the peak is at least what was seen,
-    // and the totals balance.
+    // Values that may rise and fall within one call: the current value is exact, the peak is at least what
+    // was seen, and the totals balance.
     auto const bounded = [&](std::string const& key, std::int64_t current) {
       need_equal(key + ".current", take(key + ".current"), current);
       expected_stat& seen = bounded_[key];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contents of a snapshot: blocks tile segments, segments sum to the reserved bytes, names come from the watched layer.
+// Contents of a snapshot: blocks tile segments, segments sum to the reserved bytes, names come from the
+// watched layer.
 
 #include <algorithm>
 #include <atomic>
@@ -331,7 +332,8 @@ TEST_CASE("take_snapshot of a pool without watched reports blocks without names"
 TEST_CASE(
     "take_snapshot of a pool without watched dates its growth by both clocks, after what was held before",
     "[report][snapshot]") {
-  // The wall clock was read after the history was merged, so events appeared later than the calls that caused them.
+  // The wall clock was read after the history was merged, so events appeared later than the calls that caused
+  // them.
   sim_machine const machine = address_only_machine();
   auto pool = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
   void* const held = pool.allocate({}, 4'000_MiB);  // 2000 handles, so that merging takes time
@@ -409,7 +411,8 @@ std::vector<std::int64_t> counter_in_perfetto(snapshot const& s, std::string con
   return values;
 }
 
-/// Allocates and frees under a tag, and compares each figure of the snapshot with the blocks that the program has.
+/// Allocates and frees under a tag, and compares each figure of the snapshot with the blocks that the program
+/// has.
 template <class Memory>
 void check_figures(Memory memory) {
   struct block {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report page as text: its data, read back, and what it must not contain. tests/report/browser runs its script.
+// The report page as text: its data, read back, and what it must not contain. tests/report/browser runs its
+// script.
 
 #include "tarn/report/timeline_html.hpp"
 

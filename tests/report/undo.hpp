@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Undoes a pickled history as PyTorch's viewer does, and reports where the viewer would fail: a block outside every
-// segment, the release of a segment that did not exist, a block that was never allocated.
+// Undoes a pickled history as PyTorch's viewer does, and reports where the viewer would fail: a block outside
+// every segment, the release of a segment that did not exist, a block that was never allocated.
 
 #include <cstdint>
 #include <iterator>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reads the pickles that tarn writes, and no others. Errors: an opcode that PyTorch's viewer does not know, a batch of
-// more than 1,000 items, text that is not UTF-8, trailing bytes.
+// Reads the pickles that tarn writes, and no others. Errors: an opcode that PyTorch's viewer does not know, a
+// batch of more than 1,000 items, text that is not UTF-8, trailing bytes.
 
 #include <cstddef>
 #include <cstdint>

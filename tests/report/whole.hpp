@@ -30,7 +30,8 @@ inline block_sum blocks_with(tarn::snapshot const& s, tarn::block_use use) {
   return sum;
 }
 
-/// Blocks tile their segments. Segments and pieces of views do not overlap. Segments sum to the reserved bytes.
+/// Blocks tile their segments. Segments and pieces of views do not overlap. Segments sum to the reserved
+/// bytes.
 inline void check_whole(tarn::snapshot const& s) {
   std::size_t reserved = 0;
   std::size_t mistakes = 0;  // one CHECK per block would take minutes

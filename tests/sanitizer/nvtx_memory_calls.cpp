@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes each call of driver/nvtx_memory once, on invented addresses: no GPU is needed. Prints whether a tool is attached.
+// Makes each call of driver/nvtx_memory once, on invented addresses: no GPU is needed. Prints whether a tool
+// is attached.
 
 #include <cstdio>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// segments_of() and page_pin: which handles are behind a block, and that pinned ones stay whatever the pool does.
+// segments_of() and page_pin: which handles are behind a block, and that pinned ones stay whatever the pool
+// does.
 
 #include "tarn/sharing/page_pin.hpp"
 
@@ -137,7 +138,8 @@ struct scattered {
   void* p = nullptr;
 };
 
-/// Whether the segments are those of the block: in order, without gaps, and with the block's bytes in the handles.
+/// Whether the segments are those of the block: in order, without gaps, and with the block's bytes in the
+/// handles.
 bool are_behind(std::vector<memory_segment> const& all, sim_driver const& driver, void const* p,
                 std::size_t bytes) {
   auto const* at = static_cast<unsigned char const*>(p);

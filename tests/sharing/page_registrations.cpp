@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// page_registrations: each handle is registered once, and no registered page is unmapped, whatever the pool does.
+// page_registrations: each handle is registered once, and no registered page is unmapped, whatever the pool
+// does.
 
 #include "tarn/sharing/page_registrations.hpp"
 

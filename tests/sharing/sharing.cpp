@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// export_block() and import_block(): blocks of many handles in a second process, what is refused, and what is left after a failure.
+// export_block() and import_block(): blocks of many handles in a second process, what is refused, and what is
+// left after a failure.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -969,7 +970,8 @@ TEST_CASE("a forked child that ends exports and imports makes no driver call",
 }
 
 namespace {
-/// A layer that reports each handle as 2 MiB larger than it is: then the parts of a block do not lie side by side.
+/// A layer that reports each handle as 2 MiB larger than it is: then the parts of a block do not lie side by
+/// side.
 template <class Upstream>
 class larger_handles_layer : public resource_adaptor<larger_handles_layer<Upstream>, Upstream> {
  public:

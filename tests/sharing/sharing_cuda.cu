@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of CUDA pools in a second process. The second process is this program, which runs one of the hidden cases ("[.peer]").
+// Blocks of CUDA pools in a second process. The second process is this program, which runs one of the hidden
+// cases ("[.peer]").
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -145,7 +146,8 @@ inline int open_descriptors() {
   return count;
 }
 
-/// The type of the error that the call throws, with its kind; empty if it throws none. Checks that the text is one.
+/// The type of the error that the call throws, with its kind; empty if it throws none. Checks that the text
+/// is one.
 template <class F>
 std::string error_of(F const& call) {
   try {
@@ -409,7 +411,8 @@ TEST_CASE("export_block and import_block refuse bad input on the real driver wit
     REQUIRE(small_bytes < large_bytes);
     int const before = open_descriptors();
 
-    // Descriptors of something else: a file, none, and a handle that is smaller than the description says, alone and after others.
+    // Descriptors of something else: a file, none, and a handle that is smaller than the description says,
+    // alone and after others.
     auto const of_file = [](std::size_t) {
       page_export e;
       e.type = allocation_handle_type::posix_file_descriptor;

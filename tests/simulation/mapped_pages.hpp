@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pages that a machine's pools have mapped, as their driver calls show, and the pinned ones: no call may unmap or destroy those.
-// This does not use what the library reports.
+// The pages that a machine's pools have mapped, as their driver calls show, and the pinned ones: no call may
+// unmap or destroy those. This does not use what the library reports.
 
 #include <cinttypes>
 #include <cstddef>

@@ -88,8 +88,8 @@ struct expected_scope {
   std::int64_t most_current = 0, most_peak = 0;
 };
 
-/// The addresses that graph memories hold, each with the numbers of those memories. A block that a capture frees although it belongs
-/// to another graph memory is held by both.
+/// The addresses that graph memories hold, each with the numbers of those memories. A block that a capture
+/// frees although it belongs to another graph memory is held by both.
 class held_addresses {
  public:
   void hold(unsigned memory, std::uintptr_t begin, std::size_t bytes) {

@@ -439,7 +439,8 @@ inline constexpr profile profiles[] = {
       {act::synchronize, 2},   {act::make_stream, 6},    {act::take_memory, 2},   {act::sleep_pool, 1},
       {act::wake_pool, 6},     {act::drain, 1},          {act::end_thread, 1},    {act::make_pool, 1},
       {act::pin_block, 7},     {act::look_at_pin, 4},    {act::end_pin, 4}}},
-    // The same with the contents of blocks, which replays write and read; pools sleep and are compacted between them.
+    // The same with the contents of blocks, which replays write and read; pools sleep and are compacted
+    // between them.
     {"replayed_contents",
      3,
      watch::contents,
@@ -483,7 +484,8 @@ inline constexpr profile profiles[] = {
       {act::compact_pool, 4}, {act::make_pool, 1},    {act::pin_block, 14},    {act::look_at_pin, 8},
       {act::end_pin, 7}}},
     // From here on threads run concurrently and are preempted in calls of the library. Small blocks of
-    // several streams and threads; threads end; their magazines are reclaimed. Two pools ask each other for cached memory.
+    // several streams and threads; threads end; their magazines are reclaimed. Two pools ask each other for
+    // cached memory.
     {"calls_at_once",
      0,
      watch::order,
@@ -515,7 +517,8 @@ inline constexpr profile profiles[] = {
       {act::look_at_pin, 4},
       {act::end_pin, 6}},
      60},
-    // Blocks move from stream to stream, are deferred for recorded uses, and memory is short: two pools ask each other for it.
+    // Blocks move from stream to stream, are deferred for recorded uses, and memory is short: two pools ask
+    // each other for it.
     {"order_at_once",
      0,
      watch::order,
@@ -634,7 +637,8 @@ inline constexpr profile profiles[] = {
       {act::take_memory, 3},    {act::sleep_pool, 1},    {act::wake_pool, 6},     {act::end_thread, 4},
       {act::make_pool, 1},      {act::pin_block, 8},     {act::look_at_pin, 4},   {act::end_pin, 6}},
      60},
-    // The same with the contents of blocks, which replays write and read; pools sleep and are compacted between them.
+    // The same with the contents of blocks, which replays write and read; pools sleep and are compacted
+    // between them.
     {"replayed_contents_at_once",
      0,
      watch::contents,

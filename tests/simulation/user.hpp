@@ -499,7 +499,8 @@ class user {
       streams_.replace(device, o.stream, o.how);
   }
 
-  /// Fills the pool with small blocks, frees every other one, and makes large blocks of the pieces, each of them a view.
+  /// Fills the pool with small blocks, frees every other one, and makes large blocks of the pieces, each of
+  /// them a view.
   void fragment(operation const& o, unsigned pool) {
     stream_number const s = streams_.in(pools_[pool].device, 0);
     pool_under_test& memory = *pools_[pool].memory;
@@ -738,7 +739,8 @@ class user {
     slot.reset();
     return true;
   }
-  /// The capture is not announced to the pool. It keeps the block until it ends, since the graph may use it at any launch.
+  /// The capture is not announced to the pool. It keeps the block until it ends, since the graph may use it
+  /// at any launch.
   [[nodiscard]] bool free_without_scope(block_slot& slot, stream_number s, unsigned how) {
     block& b = *slot;
     pool_state_of_user& pool = pools_[b.pool];

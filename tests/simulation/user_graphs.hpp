@@ -112,14 +112,15 @@ inline user::captured_graph* user::capture_of(stream_number s) const {
   return nullptr;
 }
 
-/// Whether another thread is about to begin the capture of a stream. Whoever names the stream meanwhile does not know whether that is
-/// part of the graph; and a call that names it by its handle asks for its identity, which CUDA refuses once it is captured, and which
-/// invalidates the capture.
+/// Whether another thread is about to begin the capture of a stream. Whoever names the stream meanwhile does
+/// not know whether that is part of the graph; and a call that names it by its handle asks for its identity,
+/// which CUDA refuses once it is captured, and which invalidates the capture.
 inline bool user::is_being_opened(stream_number s) const {
   return uses_graph_memory_ && streams_[s].graph >= 0 && capture_of(s) == nullptr;
 }
 
-/// Whether record_stream() may name a stream: one of a capture only if the block's pool knows of that capture.
+/// Whether record_stream() may name a stream: one of a capture only if the block's pool knows of that
+/// capture.
 inline bool user::may_record(block const& b, stream_number s) const {
   if (!keeps_frees_of_captures<tarn::pooled>) return !is_being_opened(s);
   if (streams_[s].graph < 0) return true;
@@ -127,8 +128,8 @@ inline bool user::may_record(block const& b, stream_number s) const {
   return g != nullptr && g->memory->pool == b.pool && is_known(*g, s);
 }
 
-/// While several threads run, work on the legacy stream would invalidate a capture from a stream that is ordered with it, and a thread
-/// may end while another one uses its stream.
+/// While several threads run, work on the legacy stream would invalidate a capture from a stream that is
+/// ordered with it, and a thread may end while another one uses its stream.
 inline bool user::may_capture(stream_number s) const {
   return !(streams_[s].blocking && several_threads) && !(at_once_ && streams_[s].thread != 0);
 }
@@ -278,7 +279,8 @@ inline void user::use_in_capture(operation const& o, block& b, stream_number s) 
   b.written = b.in == g || before;
 }
 
-/// Whether a block holds its stamps at every launch of a graph. What is in another graph's memory is lost when its graphs run.
+/// Whether a block holds its stamps at every launch of a graph. What is in another graph's memory is lost
+/// when its graphs run.
 inline bool user::keeps_contents(block const& b, captured_graph const& g) const {
   return b.written && (b.in == &g || b.of == nullptr);
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Another user of a device whose pools all leave headroom: a library that calls cudaMalloc. It takes at most the headroom, and gets
-// it at every moment, also while other threads are inside calls of the pools. Included by user.hpp.
+// Another user of a device whose pools all leave headroom: a library that calls cudaMalloc. It takes at most
+// the headroom, and gets it at every moment, also while other threads are inside calls of the pools. Included
+// by user.hpp.
 
 #include "user.hpp"
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The user's page pins: of a block or a part of one, for some steps. A pin may outlive its block and its pool. While it lives, the
-// handles behind its bytes stay the same, stay mapped where they are, and keep their contents, also while the pool sleeps: then the
-// host reads them, as a network card would. Included by user.hpp.
+// The user's page pins: of a block or a part of one, for some steps. A pin may outlive its block and its
+// pool. While it lives, the handles behind its bytes stay the same, stay mapped where they are, and keep
+// their contents, also while the pool sleeps: then the host reads them, as a network card would. Included by
+// user.hpp.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The user's pools that sleep and are compacted. A correct user waits for all work that uses the pool's memory and starts none until
-// the pool is awake. Allocations throw meanwhile, frees do not. Included by user.hpp.
+// The user's pools that sleep and are compacted. A correct user waits for all work that uses the pool's
+// memory and starts none until the pool is awake. Allocations throw meanwhile, frees do not. Included by
+// user.hpp.
 
 #include "user.hpp"
 

@@ -22,7 +22,8 @@
 
 namespace simulation {
 
-/// Every machine is one without virtual memory management, for all programs of this process: pools over pages use plain blocks.
+/// Every machine is one without virtual memory management, for all programs of this process: pools over pages
+/// use plain blocks.
 inline bool without_pages = false;
 /// Every machine is one without memory pools, for all programs of this process.
 inline bool without_memory_pools = false;
@@ -39,8 +40,8 @@ struct setting {
   unsigned depth = 2;  /// < threads are preempted this many times less one in each run of several threads
 };
 
-/// One pool in 16 has blocks of one handle each. This is not drawn, so that the other programs stay as they are. Earlier headers do
-/// not have that option.
+/// One pool in 16 has blocks of one handle each. This is not drawn, so that the other programs stay as they
+/// are. Earlier headers do not have that option.
 template <class Options>
 void choose_handles(Options& options, std::uint64_t seed) {
   if constexpr (requires { options.handles; }) {
@@ -196,8 +197,8 @@ class world final : public witness {
  public:
   explicit world(setting const& chosen, findings& found)
       : chosen_(chosen), found_(found), machine_(chosen.machine), model_(found), pages_(found) {
-    // Objects of the process that are created at the first use are created now: their locks are switch points, at which the
-    // thread would be preempted while it holds the machine's lock, which is none.
+    // Objects of the process that are created at the first use are created now: their locks are switch
+    // points, at which the thread would be preempted while it holds the machine's lock, which is none.
     tarn::sim_machine const first(chosen.machine);
     void* p = nullptr;
     if (first.driver(0).reserve_range(2_MiB, 2_MiB, p).ok()) (void)first.driver(0).release_range(p, 2_MiB);
@@ -210,8 +211,8 @@ class world final : public witness {
   [[nodiscard]] mapped_pages& pages() noexcept { return pages_; }
   [[nodiscard]] watched_device watched_driver(int device) { return {driver(device), &pages_}; }
   [[nodiscard]] setting const& chosen() const noexcept { return chosen_; }
-  /// In programs with captures without a scope, no change of owners is part of a graph, except for the blocks that it frees:
-  /// graphs use blocks that live as long as they do.
+  /// In programs with captures without a scope, no change of owners is part of a graph, except for the blocks
+  /// that it frees: graphs use blocks that live as long as they do.
   void will_capture() noexcept { captures_ = true; }
   [[nodiscard]] tarn::stream_ref owner_stream(tarn::stream_ref stream) const noexcept {
     return captures_ && in_capture::of() == 0 ? tarn::stream_ref{} : stream;
@@ -282,8 +283,8 @@ class world final : public witness {
   }
   /// The user's own calls that are part of a capture.
   void count_captured(std::size_t calls) noexcept { captured_ += calls; }
-  /// While a pool falls asleep, wakes or is compacted, it copies whole granules, with the free bytes between live blocks, and blocks
-  /// that are freed meanwhile.
+  /// While a pool falls asleep, wakes or is compacted, it copies whole granules, with the free bytes between
+  /// live blocks, and blocks that are freed meanwhile.
   class copies {
    public:
     explicit copies(world& of) : of_(of) {

@@ -26,8 +26,8 @@ namespace {
 
 constexpr char const* names[] = {"weights", "activations", "gradients", "awk\"ward\\ \x01 \xff name"};
 
-/// The memory of captured graphs beside the rest of a program: each capture allocates, frees part of it, and frees blocks that the
-/// pool allocated before, which are kept.
+/// The memory of captured graphs beside the rest of a program: each capture allocates, frees part of it, and
+/// frees blocks that the pool allocated before, which are kept.
 template <class Memory>
 class graph_owners {
  public:

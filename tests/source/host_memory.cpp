@@ -92,7 +92,8 @@ TEST_CASE("pooled works over a host source that has no more than default_alignme
 }
 
 namespace {
-/// Aligns blocks as cudaMalloc does: those of 2 MiB and more to 2 MiB, smaller ones to 256 bytes and not to more. Counts its bytes.
+/// Aligns blocks as cudaMalloc does: those of 2 MiB and more to 2 MiB, smaller ones to 256 bytes and not to
+/// more. Counts its bytes.
 struct counting_calls {
   using properties = property_set<host_accessible>;
   struct total {

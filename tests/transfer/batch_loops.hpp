@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The contract of loops over batches on every device. A bench has driver(), memory(), pinned() and keep_busy(stream).
+// The contract of loops over batches on every device. A bench has driver(), memory(), pinned() and
+// keep_busy(stream).
 
 #include <unistd.h>
 
@@ -56,8 +57,8 @@ class scratch_file {
   std::string path_;
 };
 
-/// Runs a loop whose body copies each batch to the end of the previous ones on the device, after long-running work.
-/// Returns what the device received. Checks index(), offset() and size() of each batch.
+/// Runs a loop whose body copies each batch to the end of the previous ones on the device, after long-running
+/// work. Returns what the device received. Checks index(), offset() and size() of each batch.
 template <class Bench, class Source>
 numbers arrived(Bench& bench, tarn::basic_stream<typename Bench::driver_type> const& stream, Source&& source,
                 tarn::batch_options const& options, std::size_t expected) {
@@ -131,7 +132,8 @@ void device_memory_comes_back(Bench& bench, std::size_t batch_elements) {
       CAPTURE(depth, n);
       numbers const all = counted(n);
       auto device = make_device_buffer<std::uint32_t>(bench.memory(), n, stream);
-      // Written by an asynchronous copy behind long-running work. It must complete before the first batch is copied.
+      // Written by an asynchronous copy behind long-running work. It must complete before the first batch is
+      // copied.
       pinned_buffer<std::uint32_t, typename Bench::pinned_type> const there(bench.pinned(), all, stream);
       device.zero();
       REQUIRE(bench.keep_busy(stream));

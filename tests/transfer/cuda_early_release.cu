@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// free_on(), evict_scope and scratch on CUDA: the contract of the simulated device, with kernels that keep streams busy.
+// free_on(), evict_scope and scratch on CUDA: the contract of the simulated device, with kernels that keep
+// streams busy.
 
 #include <algorithm>
 #include <cstdint>

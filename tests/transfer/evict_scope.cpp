@@ -23,7 +23,8 @@ namespace {
 
 using faulty_driver = faulty<sim_driver>;
 
-/// A small machine whose calls can be made to fail, with two buffers on two streams and their expected contents.
+/// A small machine whose calls can be made to fail, with two buffers on two streams and their expected
+/// contents.
 struct small_world {
   using memory_type =
       decltype(basic_pages<faulty_driver>(std::declval<faulty_driver>()) | pooled{} | tracked{});

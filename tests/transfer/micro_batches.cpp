@@ -20,7 +20,8 @@ using namespace tarn;
 namespace {
 constexpr std::size_t all = std::numeric_limits<std::size_t>::max();
 
-/// Checks that each item is in one part, in order, that parts fit, and that their sizes differ by at most one item.
+/// Checks that each item is in one part, in order, that parts fit, and that their sizes differ by at most one
+/// item.
 void check_parts(micro_batches const& parts, std::size_t n, std::size_t most) {
   std::size_t next = 0, index = 0, smallest = all, largest = 0;
   double weight = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loops over batches on the simulated device: contents under many schedules, order, time, driver calls, faults.
+// Loops over batches on the simulated device: contents under many schedules, order, time, driver calls,
+// faults.
 
 #include "tarn/transfer/stream_batches.hpp"
 

@@ -39,7 +39,8 @@ class cuda_bench {
   pinned_type pinned_ = PinnedSource{} | pooled{} | tracked{};
 };
 
-/// Occupies a stream until flags[0] is set or a time limit passes; sets flags[1] to 1 if flags[0] was set in time.
+/// Occupies a stream until flags[0] is set or a time limit passes; sets flags[1] to 1 if flags[0] was set in
+/// time.
 template <class Count>
 __global__ void hold(int volatile* flags, Count most_nanoseconds) {
   Count begin = 0;

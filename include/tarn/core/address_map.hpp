@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to Value{} marks
-// an empty slot.
+// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to
+// Value{} marks an empty slot.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,8 @@ namespace TARN_NAMESPACE::detail {
 template <class Value>
 class address_map {
  public:
-  /// Reserves room so that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has changed
+  /// Reserves room so that `count` entries can be added without allocating. @throws std::bad_alloc, nothing
+  /// has changed
   void make_room(std::size_t count) {
     if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
     if ((size_ + count) * 2 <= entries_.size()) return;
@@ -70,7 +71,8 @@ class address_map {
     return value;
   }
 
-  /// Calls `call(key, value)` for each entry, in unspecified order; `call` must not change the map. O(capacity).
+  /// Calls `call(key, value)` for each entry, in unspecified order; `call` must not change the map.
+  /// O(capacity).
   template <class Call>
   void for_each(Call const& call) const {
     for (entry const& e : entries_) {
@@ -87,8 +89,8 @@ class address_map {
     Value value{};
   };
   [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
-  /// The first slot of a key's probe sequence: the upper bits of its product with 2^64 / golden ratio, which spreads close and
-  /// distant keys equally well (Knuth, The Art of Computer Programming, volume 3, 6.4).
+  /// The first slot of a key's probe sequence: the upper bits of its product with 2^64 / golden ratio, which
+  /// spreads close and distant keys equally well (Knuth, The Art of Computer Programming, volume 3, 6.4).
   [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
     return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
   }

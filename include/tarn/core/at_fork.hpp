@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held by other threads
-// would stay locked forever in the child, and the data they guard would be half changed. The forking thread therefore takes
-// every lock first, as glibc does for malloc, and releases them in the parent and in the child:
+// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held
+// by other threads would stay locked forever in the child, and the data they guard would be half changed. The
+// forking thread therefore takes every lock first, as glibc does for malloc, and releases them in the parent
+// and in the child:
 //
 //   forking thread                              another thread
 //   fork()                                      holds a lock, releases it
@@ -12,9 +13,10 @@
 //   parent: release all                         continues
 //   child: release all                          does not exist
 //
-// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the forking thread itself
-// holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken within `patience` (its owner waits for
-// this thread) is given up. The child constructs the locks anew, and must not use the data of one that was given up.
+// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the
+// forking thread itself holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken
+// within `patience` (its owner waits for this thread) is given up. The child constructs the locks anew, and
+// must not use the data of one that was given up.
 
 #include <atomic>
 #include <cstddef>
@@ -96,8 +98,8 @@ class at_fork {
       (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
       lock.unlock();
     }
-    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing taken, if one of
-    /// them could not be taken. With `last_try` it skips those members instead.
+    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing
+    /// taken, if one of them could not be taken. With `last_try` it skips those members instead.
     [[nodiscard]] bool take_all(bool const last_try) noexcept {
       lock.lock();
       for (at_fork* m = first; m != nullptr; m = m->next_) {
@@ -157,7 +159,8 @@ class at_fork {
 };
 inline constinit at_fork::members at_fork::registry{};
 
-/// Remembers the process that constructs it: a forked child has a copy of what that process made, and must not use it.
+/// Remembers the process that constructs it: a forked child has a copy of what that process made, and must
+/// not use it.
 class creating_process {
  public:
   /// Whether this is that process, and no child of it.
@@ -207,8 +210,8 @@ class fork_mutex {
   }
 
  private:
-  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait is bounded: this
-  /// thread may hold a lock that the forking thread needs.
+  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait
+  /// is bounded: this thread may hold a lock that the forking thread needs.
   TARN_NOINLINE static void make_way() noexcept {
 #if defined(__unix__) || defined(__APPLE__)
     for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {

@@ -10,9 +10,9 @@ namespace TARN_NAMESPACE {
 
 class tag;
 
-/// The last parameter of every call that allocates: `attribution from = attribution::current()`. A call without it is attributed
-/// to its own line. With a tag, `make_device_buffer<float>(memory, n, stream, tarn::tag("weights"))`, it is attributed to its
-/// line and the tag.
+/// The last parameter of every call that allocates: `attribution from = attribution::current()`. A call
+/// without it is attributed to its own line. With a tag, `make_device_buffer<float>(memory, n, stream,
+/// tarn::tag("weights"))`, it is attributed to its line and the tag.
 struct attribution {
   source_location where;
   std::uint32_t tag_id = 0;  ///< of the tag that was given; 0: none

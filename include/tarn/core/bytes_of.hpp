@@ -20,9 +20,11 @@ template <std::integral Count>
 }
 }  // namespace detail
 
-/// Returns the total bytes of the given number of elements of each type, without padding: `bytes_of<float>(n)`, or one sample
-/// with its label: `bytes_of<float, std::uint8_t>(3 * 224 * 224, 1)`. A resource rounds each block up (block_bytes()).
-/// @throws length_error  more than max_request_bytes, or a negative count; does not compile in a constant expression
+/// Returns the total bytes of the given number of elements of each type, without padding:
+/// `bytes_of<float>(n)`, or one sample with its label: `bytes_of<float, std::uint8_t>(3 * 224 * 224, 1)`. A
+/// resource rounds each block up (block_bytes()).
+/// @throws length_error  more than max_request_bytes, or a negative count; does not compile in a constant
+/// expression
 template <class... T, std::integral... Count>
   requires(sizeof...(T) != 0 && sizeof...(T) == sizeof...(Count))
 [[nodiscard]] constexpr std::size_t bytes_of(Count... counts) {

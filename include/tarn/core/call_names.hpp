@@ -13,8 +13,9 @@
 
 namespace TARN_NAMESPACE {
 
-/// The base of a handle that has allocate, deallocate, allocate_sync and deallocate_sync: the same four calls under their other names.
-/// A handle writes `using call_names<Handle>::allocate` and `deallocate`, which its own would hide.
+/// The base of a handle that has allocate, deallocate, allocate_sync and deallocate_sync: the same four calls
+/// under their other names. A handle writes `using call_names<Handle>::allocate` and `deallocate`, which its
+/// own would hide.
 template <class Handle>
 class call_names {
  public:

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds the lock held
-// publishes its update; the holder applies it before unlocking, so the guarded data stays in one processor's cache. (Flat
-// combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every update has been applied when its call returns.
+// A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds
+// the lock held publishes its update; the holder applies it before unlocking, so the guarded data stays in
+// one processor's cache. (Flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every update has been
+// applied when its call returns.
 
 #include <atomic>
 #include <bit>
@@ -23,8 +24,8 @@ class combining_lock {
   combining_lock(combining_lock const&) = delete;
   combining_lock& operator=(combining_lock const&) = delete;
 
-  /// Applies `update`, on this thread or on the lock's holder, one at a time; updates of one thread keep their order.
-  /// Uncontended: one exchange. Returns true if the lock was held at first.
+  /// Applies `update`, on this thread or on the lock's holder, one at a time; updates of one thread keep
+  /// their order. Uncontended: one exchange. Returns true if the lock was held at first.
   template <class Apply>
   TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
     if (try_lock()) [[likely]] {
@@ -35,8 +36,8 @@ class combining_lock {
     wait(update, apply);
     return true;
   }
-  /// The parts of run(), for a caller whose own update needs no copy: try_lock(), then the update, then unlock_after(apply);
-  /// if the lock is held, wait(update, apply).
+  /// The parts of run(), for a caller whose own update needs no copy: try_lock(), then the update, then
+  /// unlock_after(apply); if the lock is held, wait(update, apply).
   [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept { return lock_.try_lock(); }
   /// Applies published updates, then unlocks.
   template <class Apply>

@@ -11,8 +11,9 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" + std::string(...)`: g++ 12 inlines
-/// that operator and then warns in the user's program (-Wrestrict), at -O2 and above. @throws std::bad_alloc
+/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" +
+/// std::string(...)`: g++ 12 inlines that operator and then warns in the user's program (-Wrestrict), at -O2
+/// and above. @throws std::bad_alloc
 [[nodiscard]] inline std::string concat(std::initializer_list<std::string_view> parts) {
   std::size_t size = 0;
   for (std::string_view const part : parts) size += part.size();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and system calls that
-// exist on one platform, and only in the file that wraps them: core/wait, core/at_fork, core/source_location,
-// pool/cache/owner_lock, debug/backtrace, driver/ and the interop headers (tests/architecture/check.py).
+// What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and
+// system calls that exist on one platform, and only in the file that wraps them: core/wait, core/at_fork,
+// core/source_location, pool/cache/owner_lock, debug/backtrace, driver/ and the interop headers
+// (tests/architecture/check.py).
 
 #include "tarn/version.hpp"
 
@@ -52,14 +53,14 @@
 #endif
 
 /// 1: a pool checks that nothing it looked up under its lock is used after the lock was released
-/// (pool/arena/looked_up.hpp), and aborts on the spot if it is. For tests of tarn and of user-defined sources; use the same
-/// value in every translation unit.
+/// (pool/arena/looked_up.hpp), and aborts on the spot if it is. For tests of tarn and of user-defined
+/// sources; use the same value in every translation unit.
 #ifndef TARN_CHECK_LOCKS
 #define TARN_CHECK_LOCKS 0
 #endif
 
-/// Stands in each loop over what a pool or a policy holds. Tests of costs count by it how many items a call looks at
-/// (tests/costs/costs.cpp); it does nothing otherwise. Use the same value in every translation unit.
+/// Stands in each loop over what a pool or a policy holds. Tests of costs count by it how many items a call
+/// looks at (tests/costs/costs.cpp); it does nothing otherwise. Use the same value in every translation unit.
 #ifndef TARN_VISIT
 #define TARN_VISIT() static_cast<void>(0)
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces std::shared_ptr
-// without including <memory> (see owned).
+// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces
+// std::shared_ptr without including <memory> (see owned).
 
 #include <atomic>
 #include <cstdint>

@@ -30,7 +30,8 @@ struct stat {
     allocated += came;
     freed += came - change;
   }
-  /// Adds another statistic. The sum of two peaks is an upper bound: they may have occurred at different times.
+  /// Adds another statistic. The sum of two peaks is an upper bound: they may have occurred at different
+  /// times.
   constexpr void add(stat const& other) noexcept {
     current += other.current;
     peak += other.peak;
@@ -42,7 +43,8 @@ struct stat {
 };
 
 namespace detail {
-/// A pointer to a member of a statistic, for tables. nvcc puts one that is written out in parentheses, of which gcc warns.
+/// A pointer to a member of a statistic, for tables. nvcc puts one that is written out in parentheses, of
+/// which gcc warns.
 template <class Statistics, class Value>
 using number_in = Value Statistics::*;
 }  // namespace detail

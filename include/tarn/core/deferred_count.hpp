@@ -47,7 +47,8 @@ class deferred_count {
       o->deferred_changed(is_small ? by : deferred_amount{}, is_small ? deferred_amount{} : by);
   }
 
-  /// Adds an observer and notifies it of the blocks that are deferred already. It must not move until it is detached.
+  /// Adds an observer and notifies it of the blocks that are deferred already. It must not move until it is
+  /// detached.
   /// @throws std::bad_alloc, nothing has changed
   void attach(deferred_observer& observer) {
     std::lock_guard const guard(lock_);

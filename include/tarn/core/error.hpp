@@ -59,7 +59,8 @@ class bad_alignment : public detail::error_of<std::invalid_argument, 288> {
   std::size_t limit_;
 };
 
-/// A driver call failed. Holds the code, its name, the call, and the line of the user's program that led to it.
+/// A driver call failed. Holds the code, its name, the call, and the line of the user's program that led to
+/// it.
 class cuda_error : public detail::error_of<std::exception, 448> {
  public:
   explicit cuda_error(status what_happened, int device = -1,
@@ -295,7 +296,8 @@ class pool_asleep : public detail::error_of<std::exception, 288> {
 
 namespace detail {
 
-/// The status of a call that cannot be made. @param call  what was called, and why it is refused; static storage
+/// The status of a call that cannot be made. @param call  what was called, and why it is refused; static
+/// storage
 [[nodiscard]] constexpr status unsupported_call(char const* call) noexcept {
   return {failure::unsupported, 801, "cudaErrorNotSupported", call};
 }
@@ -321,7 +323,8 @@ enum class misuse_kind : std::uint8_t {
   no_resource       ///< an owner that was constructed without a resource was to allocate, copy or order
 };
 
-/// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse handler instead.
+/// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse
+/// handler instead.
 class misuse : public detail::error_of<std::exception, 640> {
  public:
   misuse(misuse_kind kind, void const* pointer, std::string_view text) noexcept

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Translation of tarn's exceptions into those of another library, for the interop headers: errors_as<> names two exception
-// types, and a class with a function of its own does anything else.
+// Translation of tarn's exceptions into those of another library, for the interop headers: errors_as<> names
+// two exception types, and a class with a function of its own does anything else.
 
 #include <concepts>
 #include <exception>
@@ -29,11 +29,12 @@ struct own_errors {
   [[noreturn]] static void rethrow() { throw; }
 };
 
-/// Throws OutOfMemory in place of tarn::out_of_memory, and Other in place of tarn's other exceptions and of a std::bad_alloc of
-/// the host. Both are constructed from what(). Exceptions of other types, such as those of a handler of the user's, pass
-/// unchanged, as do exceptions that are an OutOfMemory or an Other already.
+/// Throws OutOfMemory in place of tarn::out_of_memory, and Other in place of tarn's other exceptions and of a
+/// std::bad_alloc of the host. Both are constructed from what(). Exceptions of other types, such as those of
+/// a handler of the user's, pass unchanged, as do exceptions that are an OutOfMemory or an Other already.
 ///
-/// tarn's exception stays reachable: catch the new one and call std::rethrow_if_nested on it, for the numbers of its report.
+/// tarn's exception stays reachable: catch the new one and call std::rethrow_if_nested on it, for the numbers
+/// of its report.
 template <class OutOfMemory, class Other = OutOfMemory>
   requires std::constructible_from<OutOfMemory, char const*> && std::constructible_from<Other, char const*>
 struct errors_as {
@@ -52,7 +53,8 @@ struct errors_as {
 
  private:
   [[noreturn]] static void throw_other(auto const& error) { std::throw_with_nested(Other(error.what())); }
-  /// Whether the exception being handled is a Theirs. Not a handler beside those above: the two types may be one.
+  /// Whether the exception being handled is a Theirs. Not a handler beside those above: the two types may be
+  /// one.
   template <class Theirs>
   [[nodiscard]] static bool is_theirs() noexcept {
     try {

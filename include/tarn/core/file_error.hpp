@@ -24,8 +24,9 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno. Where no system call failed,
-/// error() is 0 and code() is std::errc::invalid_argument. Of a long path, the message has the end.
+/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno.
+/// Where no system call failed, error() is 0 and code() is std::errc::invalid_argument. Of a long path, the
+/// message has the end.
 class file_error : public detail::error_of<std::system_error, 512> {
  public:
   file_error(std::string_view path, std::string_view what, int error)

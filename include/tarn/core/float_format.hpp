@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to a narrower
-// format, and exact widening.
+// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to
+// a narrower format, and exact widening.
 
 #include <cstdint>
 #include <type_traits>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that captured graphs use.
+// graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that
+// captured graphs use.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +23,8 @@ namespace detail {
 /// Identifies one open capture of an owner.
 using capture_number = std::uint64_t;
 
-/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted before.
+/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted
+/// before.
 class graph_owner {
  public:
   graph_owner() = default;

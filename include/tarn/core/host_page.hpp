@@ -10,7 +10,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that are not multiples.
+/// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that
+/// are not multiples.
 [[nodiscard]] inline std::size_t host_page_bytes() noexcept {
   return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }

@@ -8,8 +8,9 @@
 // | routes to several      | `using routes = routes_to<Upstream, Other>`; with_routes(f), which returns f(upstream(), other_); |
 // |                        | route_of(p): the index of the resource that an address belongs to                               |
 //
-// A call is a function object that accepts each layer that has the call. A layer that has it is asked, otherwise the one below. How it
-// crosses a layer that routes, the call says: `crosses`. All calls of pools are in core/pool_call.hpp.
+// A call is a function object that accepts each layer that has the call. A layer that has it is asked,
+// otherwise the one below. How it crosses a layer that routes, the call says: `crosses`. All calls of pools
+// are in core/pool_call.hpp.
 
 #include <concepts>
 #include <cstddef>
@@ -28,15 +29,17 @@ namespace TARN_NAMESPACE {
 template <class Layer>
 class shared_resource;
 
-/// Declared by a layer that routes calls to several resources below it, with all of them, in the order of with_routes(). The layer
-/// need not define the calls of pools: each says how it crosses such a layer. Another call ends there, since one of the resources would
-/// answer for all.
+/// Declared by a layer that routes calls to several resources below it, with all of them, in the order of
+/// with_routes(). The layer need not define the calls of pools: each says how it crosses such a layer.
+/// Another call ends there, since one of the resources would answer for all.
 template <class... Resources>
 struct routes_to {};
 
-/// How a call crosses a layer that routes to several resources. Those that the call does not reach are left out.
+/// How a call crosses a layer that routes to several resources. Those that the call does not reach are left
+/// out.
 enum class crossing : std::uint8_t {
-  each,  ///< all are asked; if one throws, call.undo(resource) is called for those before it, where the call has that
+  each,  ///< all are asked; if one throws, call.undo(resource) is called for those before it, where the call
+         ///< has that
   joined,  ///< likewise, and call.join(first, second) makes one answer of theirs
   owner,   ///< the one that call.address() belongs to
   itself   ///< call.across(resources...) does it
@@ -144,7 +147,8 @@ decltype(auto) ask_each(Call const& call, First& first, Rest&... rest) {
     or_undo(call, first, [&] { ask_each(call, rest...); });
   }
 }
-/// Asks the resource of index `route`; the last that has the call if it is not among them, which then refuses the address.
+/// Asks the resource of index `route`; the last that has the call if it is not among them, which then refuses
+/// the address.
 template <class Call, class First, class... Rest>
 decltype(auto) ask_owner(Call const& call, std::size_t route, First& first, Rest&... rest) {
   if constexpr (!can_reach<layer_behind<First>, Call>()) {
@@ -210,7 +214,8 @@ template <class Resource>
 using location_of_call =
     std::conditional_t<records_places<layer_behind<Resource>>(), location_scope, no_location_scope>;
 
-/// Runs an owner's part of the user's call: layers that record the places of calls record that one, and errors name it.
+/// Runs an owner's part of the user's call: layers that record the places of calls record that one, and
+/// errors name it.
 template <class Resource, class Call>
 TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call const& call) {
   [[maybe_unused]] location_of_call<Resource> const here(from);
@@ -223,7 +228,8 @@ concept has_empty_state = requires(Resource const& memory) {
   Resource(nullptr);
   static_cast<bool>(memory);
 };
-/// Whether an owner can be constructed without a resource: with an empty handle, or with a source, which is a plain value.
+/// Whether an owner can be constructed without a resource: with an empty handle, or with a source, which is a
+/// plain value.
 template <class Resource>
 concept can_be_absent = has_empty_state<Resource> || std::default_initializable<Resource>;
 template <class Resource>
@@ -273,8 +279,8 @@ struct has_pages_call {
   }
 };
 
-/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a member of
-/// shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
+/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a
+/// member of shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
 template <class Layer>
 constexpr bool allocates() noexcept {
   if constexpr (has_allocate<Layer>) {
@@ -288,10 +294,10 @@ constexpr bool allocates() noexcept {
 
 }  // namespace detail
 
-/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give a
-/// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
-/// [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); })`. Only the calls of pool_call pass a layer that
-/// routes, such as fallback_to.
+/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of
+/// policies. Give a lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
+/// [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); })`. Only the calls of pool_call pass a
+/// layer that routes, such as fallback_to.
 template <class Resource, class Call>
   requires reachable<Resource, Call>
 decltype(auto) nearest(Resource& resource, Call const& call) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
-// with a layer that records places (debug/checked, logged, with_history) use it; for all others it is an empty type.
+// The place in the user's source that an allocation is attributed to, across all policies and owners in
+// between. Only stacks with a layer that records places (debug/checked, logged, with_history) use it; for all
+// others it is an empty type.
 
 #include <cstdint>
 #include <type_traits>
@@ -12,9 +13,10 @@
 
 namespace TARN_NAMESPACE {
 
-/// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute every allocation
-/// that follows in the scope, including those of owners, to its line: `tarn::location_scope const here;`. A tag given with an
-/// inner place is kept unless an outer one has a tag. Scopes may end in any order, each on the thread that began it.
+/// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute
+/// every allocation that follows in the scope, including those of owners, to its line: `tarn::location_scope
+/// const here;`. A tag given with an inner place is kept unless an outer one has a tag. Scopes may end in any
+/// order, each on the thread that began it.
 class location_scope {
  public:
   explicit location_scope(attribution from = attribution::current()) noexcept : from_(from) {
@@ -62,7 +64,8 @@ class location_scope {
 };
 
 namespace detail {
-/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a location_scope around it does.
+/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a
+/// location_scope around it does.
 [[nodiscard]] inline attribution unknown_place() noexcept {
   return location_scope::current();
 }

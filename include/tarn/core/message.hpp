@@ -12,8 +12,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-// Not templates on the capacity: every message<N> would compile them again in every file. They append after the first `size`
-// characters, reserve one for the terminator, and return the new size.
+// Not templates on the capacity: every message<N> would compile them again in every file. They append after
+// the first `size` characters, reserve one for the terminator, and return the new size.
 
 constexpr std::size_t append(char* to, std::size_t size, std::size_t capacity, char const* text,
                              std::size_t length) noexcept {
@@ -87,7 +87,8 @@ class message {
     size_ = detail::append_hex(text_, size_, Capacity, value);
     return *this;
   }
-  /// Appends a byte count in human-readable form: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, truncated.
+  /// Appends a byte count in human-readable form: "96 B", "1.5 KiB", "512 MiB"; at most one decimal,
+  /// truncated.
   constexpr message& add_bytes(std::uint64_t bytes) noexcept {
     size_ = detail::append_bytes(text_, size_, Capacity, bytes);
     return *this;

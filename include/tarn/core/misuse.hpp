@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The process-wide handler for misuse that cannot be thrown. Deallocation is noexcept, so it passes a tarn::misuse to the
-// handler.
+// The process-wide handler for misuse that cannot be thrown. Deallocation is noexcept, so it passes a
+// tarn::misuse to the handler.
 
 #include <atomic>
 #include <cstdint>
@@ -16,7 +16,8 @@ namespace TARN_NAMESPACE {
 /// Called on misuse. If it returns, the block is leaked (never allocated again) and the program continues.
 using misuse_handler = void (*)(misuse const&);
 
-/// Prints the message to standard error and aborts: memory that was freed wrongly may already have another owner.
+/// Prints the message to standard error and aborts: memory that was freed wrongly may already have another
+/// owner.
 inline void abort_on_misuse(misuse const& what) {
   std::fprintf(stderr, "%s\n", what.what());
   std::abort();
@@ -37,7 +38,8 @@ inline void report_misuse(misuse const& what) noexcept {
 }
 
 namespace detail {
-/// Reports one of several findings that were made together: the default handler prints all of them before it ends the program.
+/// Reports one of several findings that were made together: the default handler prints all of them before it
+/// ends the program.
 inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept {
   if (!is_last && current_misuse_handler.load() == &abort_on_misuse) {
     std::fprintf(stderr, "%s\n", what.what());

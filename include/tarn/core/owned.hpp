@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs a compiler as
-// much as <memory_resource>, <mutex> and <map> together.
+// owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs
+// a compiler as much as <memory_resource>, <mutex> and <map> together.
 
 #include "tarn/version.hpp"
 

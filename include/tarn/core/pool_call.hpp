@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
-// resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
+// The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer
+// that routes to several resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
 
 #include <concepts>
 #include <cstddef>
@@ -17,7 +17,8 @@
 #include "tarn/core/sleeping.hpp"
 #include "tarn/core/two_graph_owners.hpp"
 
-// How a call is made on a layer `l`. A layer for which the expression does not compile does not have the call.
+// How a call is made on a layer `l`. A layer for which the expression does not compile does not have the
+// call.
 #define TARN_ON_LAYER(expression)                     \
   template <class L>                                  \
   auto operator()(L& l) const->decltype(expression) { \
@@ -43,7 +44,8 @@ struct record_stream {
   TARN_ON_LAYER(l.record_stream(p, bytes, stream))
 };
 
-/// The bytes that a request occupies: the most of all, since it is needed before it is known which one serves the request.
+/// The bytes that a request occupies: the most of all, since it is needed before it is known which one serves
+/// the request.
 struct block_bytes {
   std::size_t bytes = 0;
   std::size_t alignment = default_alignment;
@@ -52,7 +54,8 @@ struct block_bytes {
   TARN_ON_LAYER(l.block_bytes(bytes, alignment))
 };
 
-/// Where the pool's block begins in which the live block at `p` lies: a layer that adds bytes before a block moves it.
+/// Where the pool's block begins in which the live block at `p` lies: a layer that adds bytes before a block
+/// moves it.
 struct block_address {
   void* p = nullptr;
   static constexpr bool ends_at_pools = true;
@@ -299,7 +302,8 @@ constexpr bool check_routes() {
   return true;
 }
 
-/// Returns the bytes that a request occupies: what the nearest pool rounds it to, otherwise the request itself.
+/// Returns the bytes that a request occupies: what the nearest pool rounds it to, otherwise the request
+/// itself.
 template <class Resource>
 [[nodiscard]] std::size_t block_bytes_of(Resource& memory, std::size_t bytes,
                                          std::size_t alignment) noexcept {
@@ -334,7 +338,8 @@ struct backend_call : pool_call::allocator_backend {
   TARN_ON_LAYER(static_cast<char const*>(l.backend()))
 };
 
-/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
+/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be
+/// passed by.
 template <class Resource>
 concept allocates_for_owners =
     requires(Resource& memory, graph_owner& owner, stream_ref stream, std::size_t bytes) {

@@ -9,8 +9,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode Standard, table 3-7:
-/// no overlong forms, no surrogates, nothing above U+10FFFF).
+/// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode
+/// Standard, table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
 [[nodiscard]] constexpr std::size_t utf8_length(std::string_view text) noexcept {
   auto const at = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   auto const follows = [&](std::size_t i, unsigned least, unsigned most) {
@@ -33,15 +33,17 @@ namespace TARN_NAMESPACE::detail {
   return 0;
 }
 
-/// Whether a well-formed character of `length` bytes at the start of `text` controls a terminal: U+0000 to U+001F and U+007F to U+009F.
+/// Whether a well-formed character of `length` bytes at the start of `text` controls a terminal: U+0000 to
+/// U+001F and U+007F to U+009F.
 [[nodiscard]] constexpr bool is_control(std::string_view text, std::size_t length) noexcept {
   auto const first = static_cast<unsigned char>(text[0]);
   if (length == 1) return first < 0x20 || first == 0x7F;
   return length == 2 && first == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0;
 }
 
-/// Calls put(part) with parts of the text, in order: a blank for each control character, a question mark for each byte that belongs to
-/// no character, all others as they are. Together they are not longer than the text.
+/// Calls put(part) with parts of the text, in order: a blank for each control character, a question mark for
+/// each byte that belongs to no character, all others as they are. Together they are not longer than the
+/// text.
 template <class Put>
 constexpr void put_printable(std::string_view text, Put const& put) {
   while (!text.empty()) {

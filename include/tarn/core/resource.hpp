@@ -13,8 +13,8 @@
 // | r.device()                                | device_id | never                        | where the memory is                               |
 // | r.driver()                                | driver    | never                        | the driver that orders its streams                |
 //
-// Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy refers to the same
-// resource, and the last copy releases it.
+// Zero bytes: allocate returns null; deallocate of null does nothing. Resources are cheap handles: a copy
+// refers to the same resource, and the last copy releases it.
 
 #include <concepts>
 #include <cstddef>
@@ -94,10 +94,10 @@ concept page_source = std::copyable<S> && std::equality_comparable<S> && has_pro
                         { s.unmap(p, bytes) } noexcept;
                       };
 
-/// A source whose own memory tools cannot track block by block (pages, memory that the driver orders by streams), but which
-/// also offers plain blocks that tools can track, and that a pool uses where the device has no pages. A layer over such a source
-/// forwards them and counts them like any other memory; over a layer that does not, a tool cannot see inside a pool, and a pool
-/// cannot be made on a device without pages.
+/// A source whose own memory tools cannot track block by block (pages, memory that the driver orders by
+/// streams), but which also offers plain blocks that tools can track, and that a pool uses where the device
+/// has no pages. A layer over such a source forwards them and counts them like any other memory; over a layer
+/// that does not, a tool cannot see inside a pool, and a pool cannot be made on a device without pages.
 ///
 /// | expression                   | throws                    | meaning                                            |
 /// |------------------------------|---------------------------|----------------------------------------------------|

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// scope_chain: the live scopes of one kind on a thread, for scopes that set a per-thread value. Restoring the previous value
-// would be wrong when scopes do not end in reverse order; removing a scope from a chain is correct in any order.
+// scope_chain: the live scopes of one kind on a thread, for scopes that set a per-thread value. Restoring the
+// previous value would be wrong when scopes do not end in reverse order; removing a scope from a chain is
+// correct in any order.
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
@@ -10,8 +11,9 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// The live scopes of the calling thread, innermost first. Scope must have a member `Scope* outer_`, null before begin(), and
-/// declare the chain a friend. begin() and end() are O(1) for scopes that end in reverse order, and O(scopes) otherwise.
+/// The live scopes of the calling thread, innermost first. Scope must have a member `Scope* outer_`, null
+/// before begin(), and declare the chain a friend. begin() and end() are O(1) for scopes that end in reverse
+/// order, and O(scopes) otherwise.
 template <class Scope>
 class scope_chain {
  public:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
-// 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
+// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X>
+// costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
 
 #include <cstddef>
 #include <new>
@@ -45,8 +45,8 @@ class sequence {
     items_ = larger;
     capacity_ = most;
   }
-  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws std::bad_alloc,
-  /// nothing has changed
+  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws
+  /// std::bad_alloc, nothing has changed
   void resize(std::size_t count) {
     reserve(count);
     while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
-// CUDA libraries, and forwards calls that a layer does not define to the layer below.
+// shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names
+// of each generation of CUDA libraries, and forwards calls that a layer does not define to the layer below.
 
 #include <atomic>
 #include <concepts>
@@ -60,9 +60,9 @@ class page_calls<Handle, Layer> {
 
 }  // namespace detail
 
-/// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
-/// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
-/// moved-from handle is empty.
+/// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy
+/// destroys the layer, so a resource lives as long as any owner holds a copy. Copying is one atomic
+/// increment; a call is one indirection. A moved-from handle is empty.
 template <class Layer>
 class shared_resource : public call_names<shared_resource<Layer>>,
                         public detail::page_calls<shared_resource<Layer>, Layer> {
@@ -77,7 +77,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
     requires std::default_initializable<Layer>
       : block_(new block()) {}
 
-  /// Constructs an empty handle, which refers to no resource. It may only be assigned, copied, compared or destroyed.
+  /// Constructs an empty handle, which refers to no resource. It may only be assigned, copied, compared or
+  /// destroyed.
   explicit shared_resource(std::nullptr_t) noexcept : block_(nullptr) {}
 
   /// Constructs the layer from its own constructor arguments.
@@ -86,8 +87,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
   explicit shared_resource(std::in_place_t, Arguments&&... arguments)
       : block_(new block(std::forward<Arguments>(arguments)...)) {}
 
-  /// Constructs a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
-  /// limited{1_GiB}}.
+  /// Constructs a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0},
+  /// pooled{}, limited{1_GiB}}.
   template <class First, class... Rest>
     requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
              !std::same_as<std::remove_cvref_t<First>, std::in_place_t>)
@@ -118,8 +119,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
     if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
   }
 
-  // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place costs nothing if no
-  // layer records it.
+  // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place
+  // costs nothing if no layer records it.
 
   /// Allocates for work on `stream`. Returns null for zero bytes.
   /// @param bytes      any size; the block may be larger
@@ -139,8 +140,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
       }
     });
   }
-  /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does nothing for
-  /// null.
+  /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does
+  /// nothing for null.
   TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment = default_alignment,
                                      attribution call = attribution::current()) noexcept
@@ -209,8 +210,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
   /// Returns the device that the memory belongs to.
   [[nodiscard]] device_id device() const noexcept { return driver().device(); }
 
-  // Calls that only a pool offers, reachable through any policy above it; without a pool they do not compile. Documented at the
-  // pool. A handle is const as a pointer is: the resource behind it is not.
+  // Calls that only a pool offers, reachable through any policy above it; without a pool they do not compile.
+  // Documented at the pool. A handle is const as a pointer is: the resource behind it is not.
 
   /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
   std::size_t trim(  // NOLINT(modernize-use-nodiscard): may be ignored
@@ -237,8 +238,8 @@ class shared_resource : public call_names<shared_resource<Layer>>,
   {
     return nearest(*this, pool_call::largest_free_range{});
   }
-  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
-  /// stream. The freed block is deferred until that work is done.
+  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is
+  /// freed on another stream. The freed block is deferred until that work is done.
   void record_stream(void* p, std::size_t bytes, stream_ref stream,
                      source_location where = source_location::current()) const
     requires reachable<shared_resource, pool_call::record_stream>

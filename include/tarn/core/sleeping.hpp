@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The calls are in
-// raii/sleep.hpp and raii/compact.hpp.
+// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The
+// calls are in raii/sleep.hpp and raii/compact.hpp.
 
 #include <cstddef>
 #include <cstdint>

@@ -8,11 +8,13 @@
 
 namespace TARN_NAMESPACE {
 
-/// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format (__half,
-/// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions are explicit.
-/// Rounds to nearest even, from double in one step; keeps -0.0, subnormals and NaN (one NaN per format; its sign and payload
-/// are lost). Values that are too large, including infinities, become infinity in the 16-bit formats and the largest number in
-/// the 8-bit ones. Trivially copyable; uninitialised by default, zero when value-initialised.
+/// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format
+/// (__half,
+/// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions
+/// are explicit. Rounds to nearest even, from double in one step; keeps -0.0, subnormals and NaN (one NaN per
+/// format; its sign and payload are lost). Values that are too large, including infinities, become infinity
+/// in the 16-bit formats and the largest number in the 8-bit ones. Trivially copyable; uninitialised by
+/// default, zero when value-initialised.
 template <class Format>
 class basic_float {
  public:

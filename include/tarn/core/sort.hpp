@@ -8,7 +8,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Restores the order of a heap in `items[0, end)` whose item `at` may be out of it: none is before those below it.
+/// Restores the order of a heap in `items[0, end)` whose item `at` may be out of it: none is before those
+/// below it.
 template <class T, class Before>
 void sink_in_heap(T* items, std::size_t at, std::size_t end, Before const& before) {
   T sinking = static_cast<T&&>(items[at]);
@@ -20,12 +21,14 @@ void sink_in_heap(T* items, std::size_t at, std::size_t end, Before const& befor
   }
   items[at] = static_cast<T&&>(sinking);
 }
-/// Makes a heap of `items[0, count)`; its first item is the last in the order of `before(a, b)`. O(count), never allocates.
+/// Makes a heap of `items[0, count)`; its first item is the last in the order of `before(a, b)`. O(count),
+/// never allocates.
 template <class T, class Before>
 void make_heap(T* items, std::size_t count, Before const& before) {
   for (std::size_t at = count / 2; at-- > 0;) sink_in_heap(items, at, count, before);
 }
-/// Moves the first item of a heap to `items[count - 1]`; those before it are a heap. O(log count), never allocates.
+/// Moves the first item of a heap to `items[count - 1]`; those before it are a heap. O(log count), never
+/// allocates.
 template <class T, class Before>
 void pop_heap(T* items, std::size_t count, Before const& before) {
   T last = static_cast<T&&>(items[count - 1]);
@@ -34,8 +37,8 @@ void pop_heap(T* items, std::size_t count, Before const& before) {
   sink_in_heap(items, 0, count - 1, before);
 }
 
-/// Sorts `items[0, count)` by `before(a, b)`. Not stable: for a deterministic order `before` must distinguish all elements.
-/// O(count log count), never allocates.
+/// Sorts `items[0, count)` by `before(a, b)`. Not stable: for a deterministic order `before` must distinguish
+/// all elements. O(count log count), never allocates.
 template <class T, class Before>
 void sort(T* items, std::size_t count, Before const& before) {
   make_heap(items, count, before);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
-// available everywhere.
+// A source location. std::source_location is not available with clang 14, which tarn supports; the builtins
+// behind it are available everywhere.
 
 #include "tarn/version.hpp"
 

@@ -9,8 +9,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
-/// and the mutex with it.
+/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module
+/// may have been unloaded, and the mutex with it.
 class static_mutex {
  public:
   static_mutex() noexcept = default;

@@ -28,9 +28,9 @@ using stream_id = std::uint64_t;
 
 /// Refers to a stream without owning it. Copy freely.
 ///
-/// A bare handle converts implicitly (`cudaStream_t`, `cuda::stream_ref`, a simulated stream), and the pool queries the
-/// driver for its identity at each call; `tarn::identified(resource, stream)` queries once and keeps the result. A
-/// default-constructed stream_ref is the default stream.
+/// A bare handle converts implicitly (`cudaStream_t`, `cuda::stream_ref`, a simulated stream), and the pool
+/// queries the driver for its identity at each call; `tarn::identified(resource, stream)` queries once and
+/// keeps the result. A default-constructed stream_ref is the default stream.
 class stream_ref {
  public:
   /// The identity is not known; the pool must query the driver.
@@ -42,8 +42,8 @@ class stream_ref {
     requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
   constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
   stream_ref(detail::zero const*) = delete;  // no stream: write tarn::stream_ref{} for the default stream
-  /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
-  /// convert by themselves and keep the identity.
+  /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value().
+  /// tarn's own stream owners convert by themselves and keep the identity.
   template <class Stream>
     requires detail::hands_out_stream<Stream, stream_ref>
   constexpr stream_ref(Stream const& stream) noexcept : handle_(stream.get()) {}  // NOLINT
@@ -63,8 +63,9 @@ class stream_ref {
   /// The identity, or `unknown_id`.
   [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
 
-  /// Compares the handles, as cuda::stream_ref does. One handle may name several streams: those of different devices or threads,
-  /// if it is a default stream's, or one that was destroyed and the next one. Compare id() to distinguish them.
+  /// Compares the handles, as cuda::stream_ref does. One handle may name several streams: those of different
+  /// devices or threads, if it is a default stream's, or one that was destroyed and the next one. Compare
+  /// id() to distinguish them.
   friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept { return a.handle_ == b.handle_; }
 
  private:
@@ -73,8 +74,8 @@ class stream_ref {
 };
 
 namespace detail {
-/// The bytes of a call that names no stream. A braced {} does not convert, and a literal 0 converts to a stream_ref as well, so that
-/// allocate(0, 256) does not compile.
+/// The bytes of a call that names no stream. A braced {} does not convert, and a literal 0 converts to a
+/// stream_ref as well, so that allocate(0, 256) does not compile.
 struct byte_count {
   template <std::integral Bytes>
   constexpr byte_count(Bytes bytes) noexcept : value(static_cast<std::size_t>(bytes)) {}  // NOLINT

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Names for memory: a tag is a number that stands for a name kept for the life of the process, cheap to copy and compare.
+// Names for memory: a tag is a number that stands for a name kept for the life of the process, cheap to copy
+// and compare.
 
 #include <atomic>
 #include <cstddef>
@@ -19,11 +20,12 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// The table of names, each stored once until the process ends. Uses no heap and no constructor: 66 KiB of zeros until a name
-/// is added.
+/// The table of names, each stored once until the process ends. Uses no heap and no constructor: 66 KiB of
+/// zeros until a name is added.
 class tag_names {
  public:
-  /// Maximum number of tags; the first means none, the last stands for all names added after the table is full.
+  /// Maximum number of tags; the first means none, the last stands for all names added after the table is
+  /// full.
   static constexpr std::uint32_t most = 1024;
   /// Maximum bytes of a name.
   static constexpr std::size_t longest = 63;
@@ -57,7 +59,8 @@ class tag_names {
     for (char const c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
     return (hash ^ hash >> 16) % slot_count;
   }
-  /// Searches from slot `at`, which is set to the name's slot, or to the slot where it would be inserted. Returns 0 if absent.
+  /// Searches from slot `at`, which is set to the name's slot, or to the slot where it would be inserted.
+  /// Returns 0 if absent.
   [[nodiscard]] std::uint32_t find(std::string_view name, std::uint32_t& at) const noexcept {
     for (;; at = (at + 1) % slot_count) {
       std::uint32_t const number = slots_[at].load(std::memory_order_acquire);
@@ -74,9 +77,10 @@ inline constinit tag_names known_tags{};
 
 }  // namespace detail
 
-/// A name for memory: "weights", "activations". Equal names are equal tags throughout the process, for its whole life. Names
-/// are truncated at 63 bytes and at a zero; after 1,022 names, all further ones share the tag "other tags". Constructing one
-/// costs a hash of the name and cannot fail; copying and comparing cost as much as for a number. Thread-safe.
+/// A name for memory: "weights", "activations". Equal names are equal tags throughout the process, for its
+/// whole life. Names are truncated at 63 bytes and at a zero; after 1,022 names, all further ones share the
+/// tag "other tags". Constructing one costs a hash of the name and cannot fail; copying and comparing cost as
+/// much as for a number. Thread-safe.
 class tag {
  public:
   /// No tag: "untagged".
@@ -94,8 +98,8 @@ class tag {
   [[nodiscard]] char const* name() const noexcept { return detail::known_tags.name_of(id_); }
   friend constexpr bool operator==(tag, tag) noexcept = default;
 
-  /// Returns the tag of an allocation made here on this thread: the call's own, else that of its handle (policy/tagged), else
-  /// that of the innermost tag_scope.
+  /// Returns the tag of an allocation made here on this thread: the call's own, else that of its handle
+  /// (policy/tagged), else that of the innermost tag_scope.
   [[nodiscard]] static tag current() noexcept {
     std::uint32_t const of_call = location_scope::current_tag_id();
     return of_call != 0 ? from_id(of_call) : of_scope();
@@ -110,8 +114,9 @@ class tag {
 inline attribution::attribution(tag const& name, source_location at) noexcept
     : where(at), tag_id(name.id()) {}
 
-/// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest; the
-/// innermost one applies. They may end in any order, each on the thread that began it. Costs two writes of a thread-local word.
+/// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`.
+/// Scopes nest; the innermost one applies. They may end in any order, each on the thread that began it. Costs
+/// two writes of a thread-local word.
 class [[nodiscard]] tag_scope {
  public:
   explicit tag_scope(tag name) noexcept : name_(name) { chain::begin(*this); }

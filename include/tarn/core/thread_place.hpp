@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Small numbers for running threads: an array with one element per place has an element for each thread alone.
+// Small numbers for running threads: an array with one element per place has an element for each thread
+// alone.
 
 #include <atomic>
 #include <bit>
@@ -38,8 +39,8 @@ class place_table {
   std::atomic<std::uint32_t> taken_{0};
 };
 
-/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique among those of its table.
-/// A forked child keeps the places of the threads that it does not have.
+/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique
+/// among those of its table. A forked child keeps the places of the threads that it does not have.
 inline constinit place_table places_of_threads{};
 
 /// The place of a thread; plain data, so that reading it needs no guard.

@@ -15,8 +15,8 @@ namespace TARN_NAMESPACE::detail {
   return number;
 }
 
-/// The last number given; constant-initialised, so that it exists before any thread uses it. A module of the process may have one of
-/// its own (a plug-in with hidden symbols).
+/// The last number given; constant-initialised, so that it exists before any thread uses it. A module of the
+/// process may have one of its own (a plug-in with hidden symbols).
 inline constinit std::atomic<std::uint64_t> last_thread_number{0};
 
 /// Returns an address unique among running threads; a later thread may get the same one.

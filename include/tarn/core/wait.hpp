@@ -14,8 +14,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that thread may be waiting
-/// for the device.
+/// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that
+/// thread may be waiting for the device.
 inline void spin_wait(unsigned tries) noexcept {
   if (tries >= 64) {
 #if defined(__linux__)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// backtrace_stacks: glibc's call stacks for `with_history`. Opt-in: it needs glibc, and links with -ldl before glibc 2.34. Link the
-// program with -rdynamic to get the names of its own functions; otherwise addresses are offsets in their file, for addr2line.
+// backtrace_stacks: glibc's call stacks for `with_history`. Opt-in: it needs glibc, and links with -ldl
+// before glibc 2.34. Link the program with -rdynamic to get the names of its own functions; otherwise
+// addresses are offsets in their file, for addr2line.
 
 #include "tarn/debug/call_stack.hpp"
 
@@ -58,7 +59,8 @@ inline void name_frame(void* frame, history_frame& out) {
 }  // namespace detail
 #endif
 
-/// For `with_history{.stacks = tarn::backtrace_stacks()}`. A walk costs microseconds. Without glibc: no stacks.
+/// For `with_history{.stacks = tarn::backtrace_stacks()}`. A walk costs microseconds. Without glibc: no
+/// stacks.
 [[nodiscard]] inline stack_hooks backtrace_stacks() noexcept {
 #if TARN_HAS_BACKTRACE
   return {&detail::walk_stack, &detail::name_frame};

@@ -45,7 +45,8 @@ struct block_record {
   bool used_elsewhere = false;  ///< record_stream() named another stream
 };
 
-/// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller locks.
+/// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller
+/// locks.
 class block_history {
  public:
   /// Sets how many blocks are remembered after they are gone.
@@ -273,7 +274,8 @@ class checked_resources {
     }
     report_leaked(leaks);  // without the lock: the handler may use a resource
   }
-  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex does nothing.
+  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex
+  /// does nothing.
   static fork_mutex& mutex() noexcept {
     static fork_mutex m;
     return m;

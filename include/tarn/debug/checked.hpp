@@ -34,8 +34,8 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class checked_layer;
 
-/// Reports double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and after the free, and
-/// leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
+/// Reports double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and
+/// after the free, and leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
 struct checked {
   std::size_t fence_bytes = 256;           ///< on each side of a block, at least
   std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, to detect late writes
@@ -47,22 +47,25 @@ struct checked {
   using layer = checked_layer<Upstream>;
 };
 
-/// Findings go to the misuse handler, with where, when (a count of this resource's calls), on which stream and by which thread
-/// the block was allocated and freed. A block that is freed wrongly is not passed on.
+/// Findings go to the misuse handler, with where, when (a count of this resource's calls), on which stream
+/// and by which thread the block was allocated and freed. A block that is freed wrongly is not passed on.
 ///
-/// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on the host for its
-/// stream, verifies the fences, poisons the block and quarantines it; when it leaves the quarantine, oldest first, the poison
-/// is verified. Blocks with a use recorded on another stream (record_stream) wait for the whole device.
+/// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on
+/// the host for its stream, verifies the fences, poisons the block and quarantines it; when it leaves the
+/// quarantine, oldest first, the poison is verified. Blocks with a use recorded on another stream
+/// (record_stream) wait for the whole device.
 ///
-/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
-/// then has no fences, a block freed then is not quarantined. Its pointer, size and history are still checked.
+/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call:
+/// a block allocated then has no fences, a block freed then is not quarantined. Its pointer, size and history
+/// are still checked.
 ///
-/// Blocks that are live when the resource ends are leaks. An owner that was never destroyed keeps its resource alive: such a
-/// resource reports its leaks at the end of the process if `leaks_at_exit` is set. Objects with static storage that were
-/// constructed after the first such resource have been destroyed by then; those constructed before it count as leaked.
+/// Blocks that are live when the resource ends are leaks. An owner that was never destroyed keeps its
+/// resource alive: such a resource reports its leaks at the end of the process if `leaks_at_exit` is set.
+/// Objects with static storage that were constructed after the first such resource have been destroyed by
+/// then; those constructed before it count as leaked.
 ///
-/// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
-/// waiting for the device or while the handler runs, except while check_all() reads one block.
+/// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock
+/// is held while waiting for the device or while the handler runs, except while check_all() reads one block.
 template <class Upstream>
 class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream> {
   using base = resource_adaptor<checked_layer<Upstream>, Upstream>;
@@ -130,7 +133,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
     stream_ref on = r.stream;
-    // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no memory.
+    // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no
+    // memory.
     bool const untouchable = !detail::make_usable(driver(), on) || is_capturing(on) ||
                              (b.used_elsewhere && !wait_for_uses()) || detail::sleeps(this->upstream());
     if (!untouchable) verify_fences(b, on);
@@ -160,9 +164,10 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
   }
 
-  /// Verifies the fences of every block that is live at the call and the poison of every quarantined one; reports those that
-  /// were overwritten and returns their number. A block that is freed or leaves the quarantine meanwhile is verified at that
-  /// point. Waits for the device; while a graph is captured, verifies nothing. @throws std::bad_alloc
+  /// Verifies the fences of every block that is live at the call and the poison of every quarantined one;
+  /// reports those that were overwritten and returns their number. A block that is freed or leaves the
+  /// quarantine meanwhile is verified at that point. Waits for the device; while a graph is captured,
+  /// verifies nothing. @throws std::bad_alloc
   std::size_t check_all() {
     if (detail::sleeps(this->upstream())) return 0;
     detail::sequence<detail::block_record> all;
@@ -173,7 +178,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         if (live || b.state == detail::block_state::quarantined) all.push_back(b);
       });
     }
-    // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later are not checked.
+    // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later
+    // are not checked.
     if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t found = 0;
@@ -197,8 +203,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return found;
   }
 
-  /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished (misuse_kind::in_use). The
-  /// fences of live blocks are discarded with the contents.
+  /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished
+  /// (misuse_kind::in_use). The fences of live blocks are discarded with the contents.
   std::size_t sleep(contents where)
     requires reachable<Upstream, pool_call::sleep>
   {
@@ -218,8 +224,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return nearest(this->upstream(), pool_call::compact{});
   }
 
-  /// Reports each block that is live now as a leak, and returns their number. With the default handler all are printed before
-  /// the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
+  /// Reports each block that is live now as a leak, and returns their number. With the default handler all
+  /// are printed before the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
   std::size_t report_leaks() {  // NOLINT(modernize-use-nodiscard): may be ignored
     detail::sequence<detail::block_record> leaks;
     add_leaks(leaks);
@@ -247,7 +253,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
     return detail::block_address_of(this->upstream(), whole);
   }
-  /// Calls f(p, bytes) for each block of the pool that the quarantine keeps, here and below. @throws std::bad_alloc
+  /// Calls f(p, bytes) for each block of the pool that the quarantine keeps, here and below. @throws
+  /// std::bad_alloc
   template <class F>
   void each_kept(F const& f) {
     detail::sequence<detail::block_record> kept;
@@ -304,7 +311,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   // ---- deallocation
 
-  /// Takes a live block back from the user; if it may not be freed so, reports that and returns an empty record.
+  /// Takes a live block back from the user; if it may not be freed so, reports that and returns an empty
+  /// record.
   detail::block_record take_back(void* p, std::size_t bytes, std::size_t alignment,
                                  detail::block_event const& freed) noexcept {
     detail::block_record b;
@@ -341,7 +349,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return detail::first_difference(driver(), stream, b.p, pattern::freed, b.bytes);
   }
 
-  /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that stream.
+  /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that
+  /// stream.
   bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
     if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
     if (!detail::fill_in_order(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
@@ -350,8 +359,9 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
     return true;
   }
-  /// Releases the oldest blocks until at most the given bytes and blocks are left; returns whether one was released. No work on
-  /// the device may touch them, so the verification and what follows need no stream order.
+  /// Releases the oldest blocks until at most the given bytes and blocks are left; returns whether one was
+  /// released. No work on the device may touch them, so the verification and what follows need no stream
+  /// order.
   bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
     bool any = false;
     for (;; any = true) {

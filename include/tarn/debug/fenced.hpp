@@ -35,13 +35,14 @@ struct fenced {
   using layer = fenced_layer<Upstream>;
 };
 
-/// Fences are written in stream order at allocation and verified at deallocation and by check_all(). Verifying waits for the
-/// stream on the host. It also detects pointers that are not live here, and wrong sizes. Findings go to the misuse handler; a
-/// block that is not live is not passed on. Alignment is kept. Thread-safe: one mutex, not held while waiting for the device. A
-/// pair costs two small fills, two small copies and two waits.
+/// Fences are written in stream order at allocation and verified at deallocation and by check_all().
+/// Verifying waits for the stream on the host. It also detects pointers that are not live here, and wrong
+/// sizes. Findings go to the misuse handler; a block that is not live is not passed on. Alignment is kept.
+/// Thread-safe: one mutex, not held while waiting for the device. A pair costs two small fills, two small
+/// copies and two waits.
 ///
-/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
-/// then has no fences. Nor is anything verified while the pool sleeps.
+/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call:
+/// a block allocated then has no fences. Nor is anything verified while the pool sleeps.
 template <class Upstream>
 class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   using base = resource_adaptor<fenced_layer<Upstream>, Upstream>;
@@ -90,9 +91,9 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
                                                        fences_.whole_bytes(bytes, alignment), stream});
   }
 
-  /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
-  /// number. Waits for the device; while a graph is captured, verifies nothing. Another thread's call waits at most for the verification
-  /// of one block.
+  /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and
+  /// returns their number. Waits for the device; while a graph is captured, verifies nothing. Another
+  /// thread's call waits at most for the verification of one block.
   /// @throws std::bad_alloc
   std::size_t check_all() {
     if (detail::sleeps(this->upstream())) return 0;
@@ -106,7 +107,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       all.reserve(blocks_.size());
       blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
-    // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are not candidates.
+    // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are
+    // not candidates.
     if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t broken = 0;
@@ -176,14 +178,15 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     {
       std::lock_guard const guard(mutex_);
       --promised_;
-      // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet there.
+      // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet
+      // there.
       if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, ++numbered_, fenced});
     }
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
 
-  /// Verifies and forgets a block; returns false if it must not be passed on. The handler is called without the mutex, since it
-  /// may use this very resource.
+  /// Verifies and forgets a block; returns false if it must not be passed on. The handler is called without
+  /// the mutex, since it may use this very resource.
   bool retire(request const& r, void* p) noexcept {
     block b{};
     bool matches = false;

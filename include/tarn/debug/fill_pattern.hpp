@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The byte patterns that the debugging policies write, and functions to write and compare them in device memory.
+// The byte patterns that the debugging policies write, and functions to write and compare them in device
+// memory.
 
 #include <cstddef>
 #include <cstring>
@@ -13,7 +14,8 @@
 
 namespace TARN_NAMESPACE {
 
-/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; in a debugger it identifies what happened.
+/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; in a debugger it identifies what
+/// happened.
 namespace pattern {
 inline constexpr unsigned char fence = 0xFD;          ///< around a block: never the user's
 inline constexpr unsigned char uninitialised = 0xCD;  ///< handed out, not yet written ("clean")
@@ -22,8 +24,8 @@ inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
 
 namespace detail {
 
-/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or if it cannot be read. Host cost: a copy
-/// of all bytes, up to 1 MiB at a time.
+/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or if it cannot be read.
+/// Host cost: a copy of all bytes, up to 1 MiB at a time.
 template <class Driver>
 std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
                              std::size_t bytes) noexcept {

@@ -28,10 +28,10 @@ struct tag_account {
   std::uint64_t allocations = 0;
 };
 
-/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a call of the layer
-/// below. Under contention one thread makes the records of the others, too, so that they stay in its processor's cache. Host
-/// memory: 48 bytes and an index of 32 to 64 per live block (room is kept for the peak number), 56 per event of the ring, 40
-/// per tag, 48 per location and 8 per frame of its stack.
+/// One order of all threads' calls, under one lock that is held for tens of nanoseconds and never around a
+/// call of the layer below. Under contention one thread makes the records of the others, too, so that they
+/// stay in its processor's cache. Host memory: 48 bytes and an index of 32 to 64 per live block (room is kept
+/// for the peak number), 56 per event of the ring, 40 per tag, 48 per location and 8 per frame of its stack.
 class history_log {
  public:
   /// @throws std::bad_alloc
@@ -39,8 +39,8 @@ class history_log {
     ring_.resize(history);
   }
 
-  /// Records a block that was handed out. `b` holds its address, its numbers and its tag id; the location is looked up from
-  /// `origin`.
+  /// Records a block that was handed out. `b` holds its address, its numbers and its tag id; the location is
+  /// looked up from `origin`.
   /// @throws std::bad_alloc  nothing has changed
   void note_allocation(history_block const& b, call_origin const& origin) {
     bool refused = false;
@@ -102,8 +102,8 @@ class history_log {
     std::lock_guard const guard(lock_);
     return counted();
   }
-  /// Calls `take(*this)` under the lock if all of it fits `room`; returns false if more was added meanwhile. `take` must
-  /// neither throw nor call the memory that it records.
+  /// Calls `take(*this)` under the lock if all of it fits `room`; returns false if more was added meanwhile.
+  /// `take` must neither throw nor call the memory that it records.
   template <class Take>
   [[nodiscard]] bool copy(sizes const& room, Take const& take) noexcept {
     std::lock_guard const guard(lock_);

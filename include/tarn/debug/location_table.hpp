@@ -28,7 +28,8 @@ class location_table {
     std::size_t depth = 0;
   };
 
-  /// The number of an origin, from 1; 0 if nothing is known of it, or if `most` are stored already. O(1) plus the depth.
+  /// The number of an origin, from 1; 0 if nothing is known of it, or if `most` are stored already. O(1) plus
+  /// the depth.
   /// @throws std::bad_alloc  nothing has changed
   std::uint32_t number_of(call_origin const& o, std::size_t most) {
     if (o.where.line == 0 && o.depth == 0) return 0;
@@ -71,7 +72,8 @@ class location_table {
     for (std::size_t i = 0; i < o.depth; ++i) mix(o.frames[i]);
     return hash;
   }
-  /// Texts are static: equal pointers are equal texts. A location is stored twice if a compiler emitted its text twice.
+  /// Texts are static: equal pointers are equal texts. A location is stored twice if a compiler emitted its
+  /// text twice.
   [[nodiscard]] bool is_same(known_location const& known, call_origin const& o) const noexcept {
     if (known.where.file != o.where.file || known.where.line != o.where.line ||
         known.where.function != o.where.function || known.depth != o.depth) {

@@ -36,9 +36,9 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 
 }  // namespace detail
 
-/// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of log_line_header. The
-/// stream is its handle. The file is cut to its last 63 bytes and the function to its first 63, in whole characters, so that a
-/// line is never cut.
+/// "allocate,done,0x7f..,1000,256,0x0,weights,train.cpp,42,step", without a line end, in the columns of
+/// log_line_header. The stream is its handle. The file is cut to its last 63 bytes and the function to its
+/// first 63, in whole characters, so that a line is never cut.
 [[nodiscard]] inline message<640> format_log_line(call_record const& call) noexcept {
   constexpr std::size_t most = 63;
   message<640> line;

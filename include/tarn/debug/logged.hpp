@@ -38,7 +38,8 @@ struct call_record {
 
 /// Which moments of a call are logged.
 enum class log_moments {
-  /// An allocation when its outcome is known, a deallocation (pending) before it is made: the records of an address are in an
+  /// An allocation when its outcome is known, a deallocation (pending) before it is made: the records of an
+  /// address are in an
   /// order that happened.
   once,
   /// Each call before it is made and after.
@@ -54,13 +55,13 @@ struct log_function {
 };
 }  // namespace detail
 
-/// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain function. Costs
-/// what the hook costs; a stack without this policy has no cost.
+/// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain
+/// function. Costs what the hook costs; a stack without this policy has no cost.
 ///
-/// The hook may be called from several threads at once, and must not allocate or free through this memory. It may throw. From a
-/// successful allocation its exception reaches the caller, after the block was given back: nothing has changed. From a failed
-/// allocation the upstream's own exception is passed on instead. From a deallocation, which never throws, the hook's exception
-/// is dropped.
+/// The hook may be called from several threads at once, and must not allocate or free through this memory. It
+/// may throw. From a successful allocation its exception reaches the caller, after the block was given back:
+/// nothing has changed. From a failed allocation the upstream's own exception is passed on instead. From a
+/// deallocation, which never throws, the hook's exception is dropped.
 template <class Hook = detail::log_function>
   requires std::invocable<Hook&, call_record const&>
 struct logged {

@@ -18,7 +18,8 @@ struct history_frame {
   std::string function;
 };
 
-/// A block that is handed out. Address and bytes are those of the pool's block, with the fences of layers below.
+/// A block that is handed out. Address and bytes are those of the pool's block, with the fences of layers
+/// below.
 struct history_block {
   std::uintptr_t address = 0;
   std::size_t requested = 0;   ///< bytes requested by the caller
@@ -29,7 +30,8 @@ struct history_block {
   std::uint64_t time_ns = 0;   ///< since memory_history::started_ns
 };
 
-/// A block that its user has freed, and that a layer below keeps from reuse, as the quarantine of `checked` does.
+/// A block that its user has freed, and that a layer below keeps from reuse, as the quarantine of `checked`
+/// does.
 struct kept_block {
   std::uintptr_t address = 0;
   std::size_t requested = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// nvtx_ranged: a profiler range around each call, so that Nsight Systems shows a pool's calls next to the kernels.
+// nvtx_ranged: a profiler range around each call, so that Nsight Systems shows a pool's calls next to the
+// kernels.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +18,10 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class nvtx_ranged_layer;
 
-/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate" in the domain
-/// "tarn", with the bytes as payload and "weights" as category. Over the pool they show the program's calls, under it the calls
-/// that reach the driver. Without a profiler the cost is one pointer test per call; without CUDA there is none.
+/// `cuda_pages{} | pooled{} | nvtx_ranged{"weights"}`: ranges "weights: allocate" and "weights: deallocate"
+/// in the domain "tarn", with the bytes as payload and "weights" as category. Over the pool they show the
+/// program's calls, under it the calls that reach the driver. Without a profiler the cost is one pointer test
+/// per call; without CUDA there is none.
 struct nvtx_ranged {
   /// Read when the layer is made; long names are cut to the first 63 bytes. Null: "pool", as without a name.
   char const* name = "pool";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes visible.
+// poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes
+// visible.
 
 #include <concepts>
 #include <cstddef>
@@ -26,9 +27,10 @@ struct poisoned {
   using layer = poisoned_layer<Upstream>;
 };
 
-/// Costs one fill of the whole block per call, in stream order (about 2 us, plus its bytes at memory bandwidth). Never
-/// synchronises, except for the _sync calls, which wait for their fill, and if the stream of a deallocation may be destroyed
-/// and its work cannot be ordered on the device. Fills nothing while the stream is capturing a graph or the pool sleeps.
+/// Costs one fill of the whole block per call, in stream order (about 2 us, plus its bytes at memory
+/// bandwidth). Never synchronises, except for the _sync calls, which wait for their fill, and if the stream
+/// of a deallocation may be destroyed and its work cannot be ordered on the device. Fills nothing while the
+/// stream is capturing a graph or the pool sleeps.
 template <class Upstream>
 class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstream> {
   using base = resource_adaptor<poisoned_layer<Upstream>, Upstream>;
@@ -47,7 +49,8 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
     (void)detail::fill_in_order(driver(), r.stream, p, pattern::uninitialised, r.bytes);
     if (!r.is_synchronous()) return p;
     if (status const s = driver().synchronize_stream(r.stream); !s.ok()) {
-      // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in stream order.
+      // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in
+      // stream order.
       next.deallocate(r.in_stream_order(), p);
       throw cuda_error(s, driver().device().value);
     }
@@ -73,7 +76,8 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   }
 
  private:
-  /// Poisons a block that is being freed, and changes how it is freed so that no other caller gets it before the fill.
+  /// Poisons a block that is being freed, and changes how it is freed so that no other caller gets it before
+  /// the fill.
   void fill_freed(request& r, void* p) noexcept {
     stream_ref on = r.stream;
     if (detail::life_of(driver(), on) != detail::stream_life::alive) {

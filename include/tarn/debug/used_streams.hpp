@@ -55,8 +55,8 @@ class used_streams {
  private:
   static constexpr std::size_t most = 64;
 
-  /// Whether a stream has no work left. An event on an idle stream may be reached some microseconds after it was recorded, so
-  /// this asks for a while, about 300 us.
+  /// Whether a stream has no work left. An event on an idle stream may be reached some microseconds after it
+  /// was recorded, so this asks for a while, about 300 us.
   [[nodiscard]] static bool is_finished(Driver const& driver, stream_ref stream) noexcept {
     if (is_capturing(driver, stream)) return true;
     Driver const there = driver_of(driver, stream);

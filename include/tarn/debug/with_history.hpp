@@ -27,15 +27,16 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class with_history_layer;
 
-/// `cuda_pages{} | pooled{} | with_history{.history = 100'000}`: records each live block with its line, tag, stream and time, and
-/// the latest calls.
+/// `cuda_pages{} | pooled{} | with_history{.history = 100'000}`: records each live block with its line, tag,
+/// stream and time, and the latest calls.
 struct with_history {
-  /// Number of events kept; the oldest are overwritten. If it is not 0, the pool below also records what it takes from the
-  /// driver, see remember_growth(), unless a user's clock is set.
+  /// Number of events kept; the oldest are overwritten. If it is not 0, the pool below also records what it
+  /// takes from the driver, see remember_growth(), unless a user's clock is set.
   std::size_t history = 0;
   stack_hooks
       stacks{};  ///< also captures call stacks: `.stacks = tarn::backtrace_stacks()` (debug/backtrace)
-  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from then on.
+  /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start,
+  /// steady from then on.
   std::uint64_t (*clock)() = nullptr;
   std::size_t locations =
       65'536;  ///< distinct lines, or stacks, that are stored; further ones have no location
@@ -44,18 +45,20 @@ struct with_history {
   using layer = with_history_layer<Upstream>;
 };
 
-/// Thread-safe. Events are in an order that happened: a block is recorded after it was handed out and before it is freed, so an
-/// address is never live twice. One short lock for the records, none around the layer below. Host memory for the records is
-/// taken at allocation (see detail::history_log for how much); if there is none, the block is freed again and nothing has
-/// changed. An allocation and its free cost about 150 ns more, including two readings of the clock; with 16 threads that do
-/// nothing else, 12 µs, since they contend for the records (bench/results/watched_cuda.jsonl). A stack costs microseconds. An
-/// out_of_memory that passes through lists the tags that hold the most.
+/// Thread-safe. Events are in an order that happened: a block is recorded after it was handed out and before
+/// it is freed, so an address is never live twice. One short lock for the records, none around the layer
+/// below. Host memory for the records is taken at allocation (see detail::history_log for how much); if there
+/// is none, the block is freed again and nothing has changed. An allocation and its free cost about 150 ns
+/// more, including two readings of the clock; with 16 threads that do nothing else, 12 µs, since they contend
+/// for the records (bench/results/watched_cuda.jsonl). A stack costs microseconds. An out_of_memory that
+/// passes through lists the tags that hold the most.
 template <class Upstream>
 class with_history_layer : public resource_adaptor<with_history_layer<Upstream>, Upstream> {
   using base = resource_adaptor<with_history_layer<Upstream>, Upstream>;
 
  public:
-  /// Makes handles and owners record the location of a call for this layer, however many policies lie between.
+  /// Makes handles and owners record the location of a call for this layer, however many policies lie
+  /// between.
   static constexpr bool records_places = true;
 
   static_assert(
@@ -104,10 +107,11 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
     next.deallocate(r, p);
   }
 
-  /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not while memory for
-  /// the copy is allocated nor while frames are named. @throws std::bad_alloc
+  /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not
+  /// while memory for the copy is allocated nor while frames are named. @throws std::bad_alloc
   [[nodiscard]] memory_history record();
-  /// The tags that were ever used in an allocation, "untagged" first; the bytes of record(), but faster. @throws std::bad_alloc
+  /// The tags that were ever used in an allocation, "untagged" first; the bytes of record(), but faster.
+  /// @throws std::bad_alloc
   [[nodiscard]] std::vector<history_tag> tags() const;
   /// Host memory of the records, bytes: the ring, and 80 to 160 times the peak number of live blocks.
   [[nodiscard]] std::size_t host_bytes() const noexcept { return log_.host_bytes(); }
@@ -115,7 +119,8 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   void reset_tag_peaks() noexcept { log_.reset_peaks(); }
 
  private:
-  /// Changes of the pool's reserved memory are rare: thousands in a run with millions of calls. 32 bytes each.
+  /// Changes of the pool's reserved memory are rare: thousands in a run with millions of calls. 32 bytes
+  /// each.
   static constexpr std::size_t growth_history = 16'384;
 
   /// A tag's amounts, in the form of a record.
@@ -127,7 +132,8 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
     return options_.clock != nullptr ? options_.clock() - started_ns_
                                      : detail::steady_now_ns() - steady_start_;
   }
-  /// Makes the pool below record, on the same clock, what it takes from the driver, so that a history has both.
+  /// Makes the pool below record, on the same clock, what it takes from the driver, so that a history has
+  /// both.
   void note_growth() {
     if constexpr (reachable<Upstream, pool_call::note_growth_from_now>) {
       if (options_.history != 0 && options_.clock == nullptr)

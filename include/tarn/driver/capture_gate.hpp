@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the whole device and
-// invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and cudaDeviceSynchronize. While a capture_scope is
-// open they are refused here, as CUDA would refuse them, but without the call.
+// Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the
+// whole device and invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and
+// cudaDeviceSynchronize. While a capture_scope is open they are refused here, as CUDA would refuse them, but
+// without the call.
 
 #include <atomic>
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
-/// waits for those calls, which take a microsecond.
+/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a
+/// capture that begins waits for those calls, which take a microsecond.
 class capture_gate {
  public:
   /// One call that would invalidate a capture; converts to false if it must not be made now.
@@ -73,12 +74,14 @@ class capture_gate {
   static void forget_other_threads() noexcept {
     state.store(open_on_this_thread * one_capture, std::memory_order_relaxed);
   }
-  /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
+  /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own
+  /// thread has it open.
   [[nodiscard]] static bool wait_for_captures() noexcept {
     for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
     return !has_captures();
   }
-  /// Whether this thread has begun a capture that it has not ended. Stays true if another thread has ended it.
+  /// Whether this thread has begun a capture that it has not ended. Stays true if another thread has ended
+  /// it.
   [[nodiscard]] static bool may_be_mine() noexcept { return open_on_this_thread != 0; }
   [[nodiscard]] static bool has_captures() noexcept {
     return state.load(std::memory_order_acquire) >= one_capture;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The identities of captured streams by their handles. CUDA refuses to identify a stream that is captured (cudaStreamGetId returns
-// cudaErrorStreamCaptureUnsupported), and the call invalidates the capture. While a capture_scope is open, identities are therefore
-// found here: its streams are noted when they are named, before they are captured; the driver knows the streams that it created; and
-// any other captured stream gets an identity that holds until the last scope is closed.
+// The identities of captured streams by their handles. CUDA refuses to identify a stream that is captured
+// (cudaStreamGetId returns cudaErrorStreamCaptureUnsupported), and the call invalidates the capture. While a
+// capture_scope is open, identities are therefore found here: its streams are noted when they are named,
+// before they are captured; the driver knows the streams that it created; and any other captured stream gets
+// an identity that holds until the last scope is closed.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +27,8 @@ struct captured_handle {
 /// The captured streams of the process. Thread-safe, never allocates; O(captured streams).
 class captured_handles {
  public:
-  /// Notes a stream of a capture; its handle and identity are known. Does nothing for default streams, which need no query.
+  /// Notes a stream of a capture; its handle and identity are known. Does nothing for default streams, which
+  /// need no query.
   static void add(stream_ref stream) noexcept {
     if (is_default_stream(stream)) return;
     std::lock_guard const guard(lock);
@@ -87,13 +89,14 @@ class captured_handles {
   inline static constinit std::uint64_t last = 0;
 };
 
-/// Finds the identity of a stream that is captured, for a driver's identify(). Returns false if it is not captured, and the driver
-/// can be asked. At most one driver call; none unless a capture_scope is open.
+/// Finds the identity of a stream that is captured, for a driver's identify(). Returns false if it is not
+/// captured, and the driver can be asked. At most one driver call; none unless a capture_scope is open.
 template <class Driver>
 [[nodiscard]] bool identify_captured(Driver const& driver, stream_ref stream, stream_id& id,
                                      status& result) noexcept {
   if (!capture_gate::has_captures()) return false;
-  // Also for a stream that was noted: it may have been destroyed since, and its handle may be another stream's.
+  // Also for a stream that was noted: it may have been destroyed since, and its handle may be another
+  // stream's.
   bool captured = false;
   result = driver.is_capturing(stream, captured);
   if (!result.ok()) return true;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Element conversion on CUDA: a kernel that moves 16 bytes at a time and uses the device's conversion instructions. Needs
-// nvcc; other compilers may include this file, and report an error only where convert() is used.
+// Element conversion on CUDA: a kernel that moves 16 bytes at a time and uses the device's conversion
+// instructions. Needs nvcc; other compilers may include this file, and report an error only where convert()
+// is used.
 
 #include <cstddef>
 #include <cstdint>

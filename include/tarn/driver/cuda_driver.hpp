@@ -55,22 +55,24 @@ namespace detail {
 
 /// CUDA behind the driver contract, for one device. The size of an int; copies are equal.
 ///
-/// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units built with and
-/// without --default-stream per-thread use different types and agree on the meaning of each.
+/// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units
+/// built with and without --default-stream per-thread use different types and agree on the meaning of each.
 ///
-/// A per-thread default stream has the same handle in all threads. If a stream_ref carries the identity of another thread's
-/// default stream (which the pool recorded at a free on that thread), no handle refers to it. The call then uses the legacy
-/// default stream, which synchronises with every blocking stream: the requested order holds, and more.
+/// A per-thread default stream has the same handle in all threads. If a stream_ref carries the identity of
+/// another thread's default stream (which the pool recorded at a free on that thread), no handle refers to
+/// it. The call then uses the legacy default stream, which synchronises with every blocking stream: the
+/// requested order holds, and more.
 ///
-/// No call except record_all() invalidates a graph capture on another stream; identify() of a bare handle invalidates one on that
-/// stream, unless a capture_scope is open. Errors that tarn handles itself do not stay in
-/// cudaGetLastError. After the runtime is unloaded at process exit, each call returns `unloading`.
+/// No call except record_all() invalidates a graph capture on another stream; identify() of a bare handle
+/// invalidates one on that stream, unless a capture_scope is open. Errors that tarn handles itself do not
+/// stay in cudaGetLastError. After the runtime is unloaded at process exit, each call returns `unloading`.
 template <null_stream Null>
 class basic_cuda_driver {
  public:
   static constexpr bool null_is_legacy = Null == null_stream::legacy;
 
-  /// Uses the calling thread's current device; device 0 if the query fails (the first call then reports the failure).
+  /// Uses the calling thread's current device; device 0 if the query fails (the first call then reports the
+  /// failure).
   basic_cuda_driver() noexcept {
     if (!detail::cuda_status(cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
   }
@@ -88,7 +90,8 @@ class basic_cuda_driver {
 
   // Streams and events.
 
-  /// Default streams have identities that no other stream, device or thread ever has; they need no driver call.
+  /// Default streams have identities that no other stream, device or thread ever has; they need no driver
+  /// call.
   status identify(stream_ref stream, stream_id& id) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (stream.id() != stream_ref::unknown_id) {
@@ -100,10 +103,11 @@ class basic_cuda_driver {
     } else if (status found; detail::identify_captured(*this, stream, id, found)) [[unlikely]] {
       return found;
     } else {
-      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a bare handle: the stream may
-      // be destroyed, and its handle given to a new one, between two calls of one pair, so no memory of the last stream proves that
-      // this one is the same. A question takes 19 ns: with two of them a warm pair takes 51.5 ns instead of 13.2 (H200).
-      // hot_pair/65536 of bench/results/hot_paths_cuda.jsonl: `tarn` and `tarn_identified`.
+      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a
+      // bare handle: the stream may be destroyed, and its handle given to a new one, between two calls of one
+      // pair, so no memory of the last stream proves that this one is the same. A question takes 19 ns: with
+      // two of them a warm pair takes 51.5 ns instead of 13.2 (H200). hot_pair/65536 of
+      // bench/results/hot_paths_cuda.jsonl: `tarn` and `tarn_identified`.
       unsigned long long number = 0;
       auto const ask = detail::cuda_driver_calls().stream_get_id;
       status const s = ask != nullptr
@@ -167,13 +171,14 @@ class basic_cuda_driver {
     return has_context ? device_id{current} : device();
   }
 
-  /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a blocking stream is
-  /// captured: any work on it would then invalidate that capture.
+  /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a
+  /// blocking stream is captured: any work on it would then invalidate that capture.
   status is_capturing(stream_ref stream, bool& yes) const noexcept {
     cudaStream_t const handle = reach(stream);
     auto const ask = detail::cuda_driver_calls().stream_is_capturing;
     if (ask != nullptr && !is_default(handle)) {
-      // A stream that was created has its context, so that none must be made current; the runtime takes 50 ns with that.
+      // A stream that was created has its context, so that none must be made current; the runtime takes 50 ns
+      // with that.
       CUstreamCaptureStatus now = CU_STREAM_CAPTURE_STATUS_NONE;
       status const s = detail::cuda_status(ask(handle, &now), "cuStreamIsCapturing");
       if (s.ok()) yes = now != CU_STREAM_CAPTURE_STATUS_NONE;
@@ -208,8 +213,8 @@ class basic_cuda_driver {
     return on_device("cudaEventRecord", device_for(stream),
                      [&] { return cudaEventRecord(native(event), reach(stream)); });
   }
-  /// Marks all work submitted to the device so far, on every stream, including destroyed ones; uses no stream handle. Fails
-  /// while any stream is captured; `unsupported` before CUDA 12.5.
+  /// Marks all work submitted to the device so far, on every stream, including destroyed ones; uses no stream
+  /// handle. Fails while any stream is captured; `unsupported` before CUDA 12.5.
   status record_all(event_handle event) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (calls.context_record_event == nullptr || calls.primary_context_release == nullptr) {
@@ -275,12 +280,13 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
   }
 
-  /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may be used. Nothing
-  /// is known of other streams, since CUDA may crash on the handle of a destroyed one.
+  /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may
+  /// be used. Nothing is known of other streams, since CUDA may crash on the handle of a destroyed one.
   [[nodiscard]] bool has_made(stream_ref stream) const noexcept {
     return detail::streams_made_by_cuda().has(stream.id());
   }
-  /// The identity of an existing stream, without a driver call; unknown_id if create_stream() did not create it.
+  /// The identity of an existing stream, without a driver call; unknown_id if create_stream() did not create
+  /// it.
   [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
     return detail::streams_made_by_cuda().identity_of(handle);
   }
@@ -293,8 +299,8 @@ class basic_cuda_driver {
     return on_device("cudaMemcpyAsync", device_for(stream),
                      [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)); });
   }
-  /// Copies from another device's memory to this device's, on a stream of this device. Unlike copy() it needs no peer access:
-  /// pages mapped for their own device only may be copied.
+  /// Copies from another device's memory to this device's, on a stream of this device. Unlike copy() it needs
+  /// no peer access: pages mapped for their own device only may be copied.
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
@@ -311,14 +317,14 @@ class basic_cuda_driver {
   template <class To, class From>
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept;
 
-  /// What cudaMalloc may need beside the bytes that it allocates, for page tables and rounding. With up to 5.2 MiB more than 1 GiB
-  /// free, a cudaMalloc of 1 GiB failed (H200, driver 580).
+  /// What cudaMalloc may need beside the bytes that it allocates, for page tables and rounding. With up
+  /// to 5.2 MiB more than 1 GiB free, a cudaMalloc of 1 GiB failed (H200, driver 580).
   [[nodiscard]] static constexpr std::size_t allocation_overhead() noexcept { return 16_MiB; }
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return beside_captures("cudaMemGetInfo", device_, [&] { return cudaMemGetInfo(&free, &total); });
   }
-  /// Reports NVML's figures. Loads NVML at run time; a program that calls this links libdl if that is a separate library (glibc
-  /// before 2.34). unsupported: NVML is missing or does not know the device.
+  /// Reports NVML's figures. Loads NVML at run time; a program that calls this links libdl if that is a
+  /// separate library (glibc before 2.34). unsupported: NVML is missing or does not know the device.
   status memory_account(device_account& account) const noexcept {
     detail::nvml_question asked;
 #if defined(__linux__)
@@ -347,9 +353,10 @@ class basic_cuda_driver {
 
   // Pages. These calls name their device and work with any current context.
 
-  /// Returns the recommended granularity in bytes, 2 MiB on every device so far. Also initialises the device's primary
-  /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs, WDDM before 2020)
-  /// or driver has no virtual memory management; a pool over pages then uses malloc_device().
+  /// Returns the recommended granularity in bytes, 2 MiB on every device so far. Also initialises the
+  /// device's primary context, without which mapped memory could not be used. unsupported: this device (many
+  /// virtual GPUs, WDDM before 2020) or driver has no virtual memory management; a pool over pages then uses
+  /// malloc_device().
   status page_granularity(std::size_t& bytes) const noexcept {
     status s = beside_captures("cudaFree", device_, [] { return cudaFree(nullptr); });
     if (!s.ok()) return s;
@@ -392,8 +399,8 @@ class basic_cuda_driver {
   status destroy_pages(page_handle handle) const noexcept {
     return on_pages("cuMemRelease", [&](auto const& calls) { return calls.release(handle); });
   }
-  /// Maps the whole handle (cuMemMap's offset must be 0) and grants this device read and write access. If granting access
-  /// fails, nothing is mapped.
+  /// Maps the whole handle (cuMemMap's offset must be 0) and grants this device read and write access. If
+  /// granting access fails, nothing is mapped.
   status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemMap");
@@ -407,8 +414,8 @@ class basic_cuda_driver {
   status unmap_pages(void* p, std::size_t bytes) const noexcept {
     return on_pages("cuMemUnmap", [&](auto const& calls) { return calls.unmap(address_of(p), bytes); });
   }
-  /// Reports whether another device can access this device's pages, over NVLink or PCIe. If so, initialises the other device's
-  /// primary context, without which it could not use the mapping.
+  /// Reports whether another device can access this device's pages, over NVLink or PCIe. If so, initialises
+  /// the other device's primary context, without which it could not use the mapping.
   status can_share(device_id other, bool& yes) const noexcept {
     if (other.value == device_) {
       yes = true;
@@ -423,8 +430,8 @@ class basic_cuda_driver {
     if (s.ok()) yes = can != 0;
     return s;
   }
-  /// Grants another device read and write access to the mapping at [p, p + bytes), until it is unmapped. This device keeps its
-  /// access.
+  /// Grants another device read and write access to the mapping at [p, p + bytes), until it is unmapped. This
+  /// device keeps its access.
   status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
     CUmemAccessDesc const access{memory_of(other.value), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     return on_pages("cuMemSetAccess",
@@ -433,8 +440,8 @@ class basic_cuda_driver {
 
   // Pages and events of other processes.
 
-  /// A device may report the fabric and still refuse to create pages with it, as an H200 without one does: a handle of one granule
-  /// is created and released to find out.
+  /// A device may report the fabric and still refuse to create pages with it, as an H200 without one does: a
+  /// handle of one granule is created and released to find out.
   status can_export_pages(allocation_handle_type type, bool& yes) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemCreate");
@@ -522,12 +529,13 @@ class basic_cuda_driver {
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
     return beside_captures("cudaMalloc", device_, [&] { return cudaMalloc(&p, bytes); });
   }
-  /// Makes the memory's device current, like every free: otherwise a thread new to CUDA would initialise device 0's context.
+  /// Makes the memory's device current, like every free: otherwise a thread new to CUDA would initialise
+  /// device 0's context.
   status free_device(void* p) const noexcept {
     return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
   }
-  /// Whether the device has memory pools; some virtual GPUs and Jetson devices do not. True if CUDA does not answer: the first
-  /// allocation then reports why. Creates no context.
+  /// Whether the device has memory pools; some virtual GPUs and Jetson devices do not. True if CUDA does not
+  /// answer: the first allocation then reports why. Creates no context.
   [[nodiscard]] bool has_memory_pools() const noexcept {
     int value = 0;
     status const s = detail::cuda_status(
@@ -542,8 +550,8 @@ class basic_cuda_driver {
   status free_async(void* p, stream_ref stream) const noexcept {
     return on_device("cudaFreeAsync", device_for(stream), [&] { return cudaFreeAsync(p, reach(stream)); });
   }
-  /// Sets the bytes that the device's default memory pool, used by malloc_async, keeps at a synchronisation instead of
-  /// releasing them. The pool and its setting are process-wide. CUDA's default is 0.
+  /// Sets the bytes that the device's default memory pool, used by malloc_async, keeps at a synchronisation
+  /// instead of releasing them. The pool and its setting are process-wide. CUDA's default is 0.
   status set_release_threshold(std::size_t bytes) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -555,7 +563,8 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
                                "cudaMemPoolSetAttribute");
   }
-  /// Portable: pinned for the contexts of all devices. Without on_device() a context would be created on the current one.
+  /// Portable: pinned for the contexts of all devices. Without on_device() a context would be created on the
+  /// current one.
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
     return beside_captures("cudaHostAlloc", device_,
                            [&] { return cudaHostAlloc(&p, bytes, cudaHostAllocPortable); });
@@ -674,8 +683,8 @@ class basic_cuda_driver {
         return CU_MEM_HANDLE_TYPE_NONE;
     }
   }
-  /// Plain device memory. Accessible to network cards if the device supports it: like the handle type, that can only be set at
-  /// creation.
+  /// Plain device memory. Accessible to network cards if the device supports it: like the handle type, that
+  /// can only be set at creation.
   [[nodiscard]] CUmemAllocationProp page_properties(allocation_handle_type type) const noexcept {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;

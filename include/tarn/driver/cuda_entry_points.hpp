@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Entry points of the CUDA driver library, found through the runtime. They are the calls that only the driver library has
-// (virtual memory management, contexts), or that it answers faster than the runtime (stream identities). Nothing links to
-// libcuda, and a program starts without an installed driver.
+// Entry points of the CUDA driver library, found through the runtime. They are the calls that only the driver
+// library has (virtual memory management, contexts), or that it answers faster than the runtime (stream
+// identities). Nothing links to libcuda, and a program starts without an installed driver.
 
 #include <cuda.h>
 
@@ -13,11 +13,11 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// The entry points and the result of looking them up. A call that this driver lacks is null; if `found` is a failure, all
-/// of them are.
+/// The entry points and the result of looking them up. A call that this driver lacks is null; if `found` is a
+/// failure, all of them are.
 ///
-/// The types are written out, not taken from the declarations in cuda.h: each is the signature of the version that is
-/// requested, whatever later toolkits declare under the same name.
+/// The types are written out, not taken from the declarations in cuda.h: each is the signature of the version
+/// that is requested, whatever later toolkits declare under the same name.
 struct cuda_entry_points {
   using address = CUdeviceptr;
   using handle = CUmemGenericAllocationHandle;
@@ -113,7 +113,8 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   return e;
 }
 
-/// Returns the process's table, filled at the first call. Trivially destructible, so it stays valid until process exit.
+/// Returns the process's table, filled at the first call. Trivially destructible, so it stays valid until
+/// process exit.
 [[nodiscard]] inline cuda_entry_points const& cuda_driver_calls() noexcept {
   static_assert(std::is_trivially_destructible_v<cuda_entry_points>);
   static cuda_entry_points const entry_points = find_cuda_entry_points();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory tool notifications for one device, sent with that device current, because compute-sanitizer requires it for heaps.
+// Memory tool notifications for one device, sent with that device current, because compute-sanitizer requires
+// it for heaps.
 
 #include <cstddef>
 

@@ -15,12 +15,12 @@ namespace TARN_NAMESPACE::detail {
   return all;
 }
 
-/// Retains a device's primary context until destruction. Handles are not cached: cudaDeviceReset destroys the context, and
-/// CUDA does not say what happens to the handle then. Retaining again costs two short calls, and only if another device is
-/// current.
+/// Retains a device's primary context until destruction. Handles are not cached: cudaDeviceReset destroys the
+/// context, and CUDA does not say what happens to the handle then. Retaining again costs two short calls, and
+/// only if another device is current.
 ///
-/// The first retain of each device is never released, so that the context is not recreated for each call. A reset does not
-/// release retains (cuDevicePrimaryCtxReset).
+/// The first retain of each device is never released, so that the context is not recreated for each call. A
+/// reset does not release retains (cuDevicePrimaryCtxReset).
 class primary_context {
  public:
   primary_context() noexcept = default;
@@ -96,8 +96,9 @@ class on_device {
   bool pushed_ = false;
 };
 
-/// Permits, for one call of this thread, what a global-mode capture on another thread forbids: event queries, host waits,
-/// cudaMalloc. Without it such a call fails and invalidates that capture. The call must not involve a captured stream. ~20 ns.
+/// Permits, for one call of this thread, what a global-mode capture on another thread forbids: event queries,
+/// host waits, cudaMalloc. Without it such a call fails and invalidates that capture. The call must not
+/// involve a captured stream. ~20 ns.
 class beside_capture {
  public:
   beside_capture() noexcept { swapped_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Maps CUDA's error codes to tarn's failure kinds. The runtime and the driver use the same numbers (since CUDA 10.1), so one
-// table serves both.
+// Maps CUDA's error codes to tarn's failure kinds. The runtime and the driver use the same numbers (since
+// CUDA 10.1), so one table serves both.
 
 #include <cuda_runtime_api.h>
 
@@ -45,8 +45,8 @@ namespace TARN_NAMESPACE::detail {
 /// Out of line: called on failure only.
 [[nodiscard]] TARN_NOINLINE inline status cuda_failed(cudaError_t code, char const* call) noexcept {
   failure const kind = cuda_failure(static_cast<int>(code));
-  // The runtime keeps the last error for the next query. Errors that tarn handles itself (by a retry, another source, a typed
-  // error) must not show up in a caller's later check; kernel errors must.
+  // The runtime keeps the last error for the next query. Errors that tarn handles itself (by a retry, another
+  // source, a typed error) must not show up in a caller's later check; kernel errors must.
   if (kind != failure::other && kind != failure::unloading) (void)cudaGetLastError();
   return {kind, static_cast<int>(code), cudaGetErrorName(code), call};
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The driver contract: each call with its cost and its failures. Two models ship: cuda_driver and sim_driver; no_driver
-// stands in where there are no streams (plain host memory).
+// The driver contract: each call with its cost and its failures. Two models ship: cuda_driver and sim_driver;
+// no_driver stands in where there are no streams (plain host memory).
 //
-// A driver is a small copyable value for one device. Every call is const, noexcept and thread-safe, works with any current
-// device, leaves the current device unchanged, and returns a status; the result is stored in the last parameter. No call
-// throws, and none allocates for the caller unless stated. Costs are from one H200 (bench/results). `stream` handles are the
-// driver's own; a null handle is the default stream.
+// A driver is a small copyable value for one device. Every call is const, noexcept and thread-safe, works
+// with any current device, leaves the current device unchanged, and returns a status; the result is stored in
+// the last parameter. No call throws, and none allocates for the caller unless stated. Costs are from one
+// H200 (bench/results). `stream` handles are the driver's own; a null handle is the default stream.
 //
 // | call                                                         | cost             | meaning                                                             |
 // |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
@@ -94,7 +94,8 @@ template <class D>
   }
 }
 
-/// Returns whether the memory at `p` holds what was written to it. That of a simulated device may be addresses only.
+/// Returns whether the memory at `p` holds what was written to it. That of a simulated device may be
+/// addresses only.
 template <class D>
 [[nodiscard]] constexpr bool has_contents(D const& driver, void const* p) noexcept {
   if constexpr (requires { driver.has_contents(p); }) {
@@ -140,9 +141,10 @@ concept registering_driver = stream_driver<D> && requires(D const& d, void* p, s
   { d.unregister_host(p) } noexcept -> std::same_as<status>;
 };
 
-/// A driver through which a pool notifies an attached tool (compute-sanitizer, the simulated one) of its allocated blocks.
-/// A heap may be accessed only inside a registered region; a null heap is not tracked. Calls take effect immediately,
-/// regardless of stream order. memory_tool() returns a value that must not outlive its driver.
+/// A driver through which a pool notifies an attached tool (compute-sanitizer, the simulated one) of its
+/// allocated blocks. A heap may be accessed only inside a registered region; a null heap is not tracked.
+/// Calls take effect immediately, regardless of stream order. memory_tool() returns a value that must not
+/// outlive its driver.
 template <class D>
 concept describing_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
   static_cast<bool>(d.memory_tool());
@@ -152,7 +154,8 @@ concept describing_driver = stream_driver<D> && requires(D const& d, void* p, st
   { d.memory_tool().unregister_region(p) } noexcept;
 };
 
-/// A device's memory by process, bytes, as far as the driver's management library reports it; other fields stay `unknown`.
+/// A device's memory by process, bytes, as far as the driver's management library reports it; other fields
+/// stay `unknown`.
 struct device_account {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
   std::size_t total = unknown;      ///< of the device, or of this process's partition, including `set_aside`
@@ -164,7 +167,8 @@ struct device_account {
   char const* gap = "";  ///< why the processes are unknown; static storage, empty if they are known
 };
 
-/// A driver that reports more than memory_info() does: for reports, too slow for other uses. The call creates no context.
+/// A driver that reports more than memory_info() does: for reports, too slow for other uses. The call creates
+/// no context.
 template <class D>
 concept accounting_driver = stream_driver<D> && requires(D const& d, device_account& account) {
   { d.memory_account(account) } noexcept -> std::same_as<status>;

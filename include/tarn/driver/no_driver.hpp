@@ -22,9 +22,9 @@ namespace detail {
 inline std::atomic<std::uintptr_t> next_host_handle{16};
 }  // namespace detail
 
-/// Plain host memory behind the driver contract. Streams and events are only names: all work has already completed, so waits
-/// return at once and queries return ok. Pages are unsupported; blocks of every kind are aligned host memory. Thread-safe; the
-/// only state is the process's heap.
+/// Plain host memory behind the driver contract. Streams and events are only names: all work has already
+/// completed, so waits return at once and queries return ok. Pages are unsupported; blocks of every kind are
+/// aligned host memory. Thread-safe; the only state is the process's heap.
 class no_driver {
  public:
   constexpr no_driver() noexcept = default;
@@ -142,8 +142,8 @@ class no_driver {
   /// Distinguishes a thread's default stream from every handle: no user address has this bit.
   static constexpr stream_id per_thread_bit = stream_id{1} << 63;
 
-  /// More than any process can address, bytes. Larger requests fail here, so that no allocator (such as a sanitizer's) reports
-  /// them as a program error.
+  /// More than any process can address, bytes. Larger requests fail here, so that no allocator (such as a
+  /// sanitizer's) reports them as a program error.
   static constexpr std::size_t most_host_bytes = 128_TiB;
 
   static void* new_handle() noexcept {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// NVML, NVIDIA's management library, which reports a device's memory by process. It is loaded at run time if present, never
-// linked. The few calls needed are declared here, from the documented ABI. Uses no CUDA names.
+// NVML, NVIDIA's management library, which reports a device's memory by process. It is loaded at run time if
+// present, never linked. The few calls needed are declared here, from the documented ABI. Uses no CUDA names.
 
 #if defined(__linux__)
 #include <dlfcn.h>
@@ -169,7 +169,8 @@ struct nvml_question {
 /// NVML's value for a process whose memory use is not available.
 inline constexpr unsigned long long nvml_not_available = ~0ULL;
 
-/// Adds one of the process lists; a process that does both compute and graphics is in two lists and counts once.
+/// Adds one of the process lists; a process that does both compute and graphics is in two lists and counts
+/// once.
 /// @return NVML's code
 [[nodiscard]] inline int add_nvml_processes(nvml_calls::list_call list, nvml_calls::device device,
                                             std::vector<nvml_process>& all) {
@@ -236,8 +237,8 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   }
 }
 
-/// Queries one library about one device on which this process has a CUDA context. Initialises and shuts down NVML: 10 to
-/// 100 ms.
+/// Queries one library about one device on which this process has a CUDA context. Initialises and shuts down
+/// NVML: 10 to 100 ms.
 /// @return unsupported: NVML is missing or does not know the device; `account` is unchanged
 [[nodiscard]] inline status nvml_account(nvml_calls const& calls, nvml_question const& asked,
                                          device_account& account) noexcept {

@@ -6,7 +6,8 @@
 
 #if TARN_HAS_CUDA && defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExtMem.h>)
-// Some releases of NVTX name a variable `module`, for which nvcc emits warning 3189 in every program that includes them.
+// Some releases of NVTX name a variable `module`, for which nvcc emits warning 3189 in every program that
+// includes them.
 #ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 3189
@@ -28,15 +29,17 @@
 
 namespace TARN_NAMESPACE {
 
-/// A tool that tracks sub-allocations; converts to false if none is attached. A value type, the same throughout the process.
+/// A tool that tracks sub-allocations; converts to false if none is attached. A value type, the same
+/// throughout the process.
 ///
-/// A heap is a range of device memory that is sub-allocated: its bytes may be accessed only inside a registered region.
-/// Registrations take effect immediately, regardless of stream order: synchronise first.
+/// A heap is a range of device memory that is sub-allocated: its bytes may be accessed only inside a
+/// registered region. Registrations take effect immediately, regardless of stream order: synchronise first.
 class nvtx_memory {
  public:
   constexpr nvtx_memory() noexcept = default;
 
-  /// Looks for the tool once and caches the result; CUDA must be initialised. Without a tool, no NVTX call is ever made.
+  /// Looks for the tool once and caches the result; CUDA must be initialised. Without a tool, no NVTX call is
+  /// ever made.
   [[nodiscard]] static nvtx_memory attached() noexcept {
     static nvtx_memory const found = find();
     return found;
@@ -44,9 +47,9 @@ class nvtx_memory {
   explicit operator bool() const noexcept { return domain_ != nullptr || present_; }
 
 #if TARN_HAS_NVTX_MEMORY
-  /// Returns null if the tool rejects the memory: all of it may then be accessed, and the tool reports an error.
-  /// compute-sanitizer 2025.3.1 accepts blocks of cudaMalloc and parts of them, but neither mapped pages nor memory of
-  /// cudaMallocAsync.
+  /// Returns null if the tool rejects the memory: all of it may then be accessed, and the tool reports an
+  /// error. compute-sanitizer 2025.3.1 accepts blocks of cudaMalloc and parts of them, but neither mapped
+  /// pages nor memory of cudaMallocAsync.
   [[nodiscard]] void* register_heap(void const* p, std::size_t bytes) const noexcept {
     nvtxMemVirtualRangeDesc_t const range{bytes, p};
     nvtxMemHeapDesc_t heap{};
@@ -96,7 +99,8 @@ class nvtx_memory {
   constexpr nvtx_memory(void* domain, bool present) noexcept : domain_(domain), present_(present) {}
 
   static nvtx_memory find() noexcept {
-    // A tool names its library here (NVTX loads no other); without one, even the check would cost a file system lookup.
+    // A tool names its library here (NVTX loads no other); without one, even the check would cost a file
+    // system lookup.
     if (std::getenv("NVTX_INJECTION64_PATH") == nullptr) return {};
     nvtxDomainHandle_t const domain = nvtxDomainCreateA("tarn");
     // Probes with a call that has no effect: profilers implement ranges and marks, but not this call.
@@ -106,7 +110,8 @@ class nvtx_memory {
     nvtxMemPermissionsDestroy(domain, made);
     return {domain, true};
   }
-  /// Without a tool, handles are null or all ones: the NVTX headers document both, in macros that do not compile as C++.
+  /// Without a tool, handles are null or all ones: the NVTX headers document both, in macros that do not
+  /// compile as C++.
   [[nodiscard]] static bool is_real(void const* handle) noexcept {
     auto const bits = reinterpret_cast<std::uintptr_t>(handle);
     return bits != 0 && bits != ~std::uintptr_t{0};

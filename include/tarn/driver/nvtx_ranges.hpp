@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ranges and names for profilers such as Nsight Systems, through NVTX. Empty without CUDA's headers; without a profiler, each
-// call costs one pointer test.
+// Ranges and names for profilers such as Nsight Systems, through NVTX. Empty without CUDA's headers; without
+// a profiler, each call costs one pointer test.
 
 #include <atomic>
 #include <cstdint>
@@ -50,8 +50,8 @@ class nvtx_text {
   void* handle_ = nullptr;
 };
 
-/// A range on this thread in the domain "tarn", from construction to destruction, with a number that the profiler displays.
-/// Ranges of a thread nest.
+/// A range on this thread in the domain "tarn", from construction to destruction, with a number that the
+/// profiler displays. Ranges of a thread nest.
 class [[nodiscard]] nvtx_range {
  public:
   /// @param bytes     the payload
@@ -110,7 +110,8 @@ inline constinit std::atomic<std::uint32_t> nvtx_categories{0};
   return made;
 }
 
-/// Names a CUDA stream's row in the profiler. For CUDA streams only: a profiler does not know simulated streams.
+/// Names a CUDA stream's row in the profiler. For CUDA streams only: a profiler does not know simulated
+/// streams.
 inline void name_stream([[maybe_unused]] stream_ref stream, [[maybe_unused]] char const* name) noexcept {
 #if TARN_HAS_NVTX_RANGES
   nvtxNameCudaStreamA(stream.get(), name);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory and events that other processes use: what the driver calls exchange, and the optional part of the driver contract.
+// Memory and events that other processes use: what the driver calls exchange, and the optional part of the
+// driver contract.
 //
 // | call                                                    | cost     | meaning                                                        |
 // |---------------------------------------------------------|----------|----------------------------------------------------------------|

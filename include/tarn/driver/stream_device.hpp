@@ -194,8 +194,9 @@ template <stream_driver Driver>
 
 /// Which device a default stream belongs to that a call names without an identity.
 enum class default_streams : std::uint8_t {
-  of_own_device,  ///< of the driver's, whichever is current
-  of_current_device  ///< of the calling thread's current device, as CUDA has it: for memory that the host can access
+  of_own_device,     ///< of the driver's, whichever is current
+  of_current_device  ///< of the calling thread's current device, as CUDA has it: for memory that the host can
+                     ///< access
 };
 
 /// Which device those belong to that a call on a resource names.

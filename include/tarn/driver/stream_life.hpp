@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called with the handle
-// of a destroyed one.
+// Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called
+// with the handle of a destroyed one.
 
 #include <atomic>
 #include <cstddef>
@@ -18,8 +18,9 @@ enum class stream_life : std::uint8_t {
   unknown  ///< the driver cannot be queried without the risk of a crash
 };
 
-/// The identities of streams that create_stream() created and that still exist. Lock-free and without allocation, so that it
-/// can be used at process exit and after fork(). A stream that finds no free place is unknown, which only costs time.
+/// The identities of streams that create_stream() created and that still exist. Lock-free and without
+/// allocation, so that it can be used at process exit and after fork(). A stream that finds no free place is
+/// unknown, which only costs time.
 class made_streams {
  public:
   void add(stream_id id, void* handle = nullptr) noexcept {
@@ -32,7 +33,8 @@ class made_streams {
       return;
     }
   }
-  /// The identity of the stream with a handle that names an existing stream; 0 if it is not there. Reads every place: 2 us.
+  /// The identity of the stream with a handle that names an existing stream; 0 if it is not there. Reads
+  /// every place: 2 us.
   [[nodiscard]] stream_id identity_of(void const* handle) const noexcept {
     for (bucket const& b : all_) {
       for (std::size_t i = 0; i < places_in_bucket; ++i) {
@@ -69,7 +71,8 @@ class made_streams {
   bucket all_[buckets]{};
 };
 
-/// Returns true for the null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, never destroyed.
+/// Returns true for the null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, never
+/// destroyed.
 [[nodiscard]] inline bool is_default_stream(stream_ref stream) noexcept {
   return reinterpret_cast<std::uintptr_t>(stream.handle()) <= 2;
 }
@@ -95,9 +98,10 @@ template <class Driver>
   return driver.is_capturing(stream, capturing).ok() && capturing;
 }
 
-/// Whether the stream that a block is freed on is captured into a graph. It may be destroyed, so that the answer is no where the driver
-/// must not be asked: about a stream that tarn did not create and whose identity was noted earlier, and about the default stream of
-/// another thread, which no handle denotes. A bare handle names a stream that exists. One driver call.
+/// Whether the stream that a block is freed on is captured into a graph. It may be destroyed, so that the
+/// answer is no where the driver must not be asked: about a stream that tarn did not create and whose
+/// identity was noted earlier, and about the default stream of another thread, which no handle denotes. A
+/// bare handle names a stream that exists. One driver call.
 template <stream_driver Driver>
 [[nodiscard]] bool is_freed_in_capture(Driver const& driver, stream_ref stream, stream_id id) noexcept {
   stream_ref const bare = stream_ref::from(stream.handle());
@@ -116,7 +120,8 @@ template <stream_driver Driver>
   }
 }
 
-/// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
+/// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At
+/// most one driver call.
 template <stream_driver Driver>
 [[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {
   if (is_default_stream(stream)) return stream_life::alive;

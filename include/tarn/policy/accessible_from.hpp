@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// accessible_from: gives other devices access to a device's pages, so that their kernels may read and write a pool's memory in
-// place, and copies between the devices are direct.
+// accessible_from: gives other devices access to a device's pages, so that their kernels may read and write a
+// pool's memory in place, and copies between the devices are direct.
 
 #include <cstddef>
 #include <initializer_list>
@@ -40,8 +40,8 @@ class unreachable_device : public detail::error_of<std::runtime_error, 320> {
 template <class Upstream>
 class reachable_layer;
 
-/// Below a pool: `cuda_pages{0} | accessible_from{1, 2} | pooled{}`. One more driver call per device and mapping (about 25 us),
-/// none per allocation. The pages' own device may be listed and costs nothing.
+/// Below a pool: `cuda_pages{0} | accessible_from{1, 2} | pooled{}`. One more driver call per device and
+/// mapping (about 25 us), none per allocation. The pages' own device may be listed and costs nothing.
 class accessible_from {
  public:
   template <class Upstream>
@@ -65,9 +65,9 @@ class accessible_from {
   source_location where_;
 };
 
-/// A page source whose mappings are shared with other devices when they are made. It does not pass plain blocks on:
-/// cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the blocks of a pool over it, and a
-/// pool over it cannot be made on a device without virtual memory management.
+/// A page source whose mappings are shared with other devices when they are made. It does not pass plain
+/// blocks on: cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the
+/// blocks of a pool over it, and a pool over it cannot be made on a device without virtual memory management.
 template <class Upstream>
 class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstream> {
   static_assert(page_source<Upstream>,
@@ -80,7 +80,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
 
   explicit reachable_layer(Upstream upstream) : base(std::move(upstream)) {}
   /// @throws unreachable_device  a device cannot access these pages
-  /// @throws cuda_error          of kind `unsupported` if this device has no pages: copies between devices need none
+  /// @throws cuda_error          of kind `unsupported` if this device has no pages: copies between devices
+  /// need none
   /// @throws cuda_error          of kind `no_device` if there is no such device
   reachable_layer(Upstream upstream, accessible_from const& options) : base(std::move(upstream)) {
     for (device_id const other : options.devices()) {
@@ -99,7 +100,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
   void unreserve(void* p, std::size_t bytes) noexcept { this->upstream().unreserve(p, bytes); }
   [[nodiscard]] page_handle create(std::size_t bytes) { return this->upstream().create(bytes); }
   void destroy(page_handle handle, std::size_t bytes) noexcept { this->upstream().destroy(handle, bytes); }
-  /// As the source's, and readable and writable by the other devices. @throws out_of_memory, cuda_error; nothing is mapped
+  /// As the source's, and readable and writable by the other devices. @throws out_of_memory, cuda_error;
+  /// nothing is mapped
   void map(void* p, std::size_t bytes, page_handle handle) {
     this->upstream().map(p, bytes, handle);
     for (device_id const other : others_) {

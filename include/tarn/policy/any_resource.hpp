@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// any_resource: a handle to any tracked pool, in one type. For code that is no template: interfaces, plug-ins, class members.
+// any_resource: a handle to any tracked pool, in one type. For code that is no template: interfaces,
+// plug-ins, class members.
 
 #include <atomic>
 #include <concepts>
@@ -130,13 +131,15 @@ concept erasable =
 
 }  // namespace detail
 
-/// A shared handle to a pool of any type that has a `tracked` layer, as `cuda::mr::any_resource` is one to any resource:
-/// `void solve(tarn::any_resource memory, tarn::stream_ref stream);` is called with a device_pool or another stack. It holds the pool; a
-/// copy is the same pool, and one atomic increment. Owners, containers, peak_scope, empty_cache() and the statistics take it as they take
-/// the pool; what needs the pool's own type does not compile: sleep, compact, snapshots, graph_memory, sharing, reservations.
-/// Equal handles are handles to the same pool. A default-constructed or moved-from handle is empty, and may be assigned, copied,
-/// compared or destroyed. Thread-safe as the pool is. A call costs one virtual call more than the pool's own: 354
-/// instructions for an allocation and its free instead of 333 (bench/results/instructions.json).
+/// A shared handle to a pool of any type that has a `tracked` layer, as `cuda::mr::any_resource` is one to
+/// any resource: `void solve(tarn::any_resource memory, tarn::stream_ref stream);` is called with a
+/// device_pool or another stack. It holds the pool; a copy is the same pool, and one atomic increment.
+/// Owners, containers, peak_scope, empty_cache() and the statistics take it as they take the pool; what needs
+/// the pool's own type does not compile: sleep, compact, snapshots, graph_memory, sharing, reservations.
+/// Equal handles are handles to the same pool. A default-constructed or moved-from handle is empty, and may
+/// be assigned, copied, compared or destroyed. Thread-safe as the pool is. A call costs one virtual call more
+/// than the pool's own: 354 instructions for an allocation and its free instead of 333
+/// (bench/results/instructions.json).
 /// @tparam Properties  what may access the memory: device_accessible, host_accessible or both
 template <class Driver, class... Properties>
 class basic_any_resource : public call_names<basic_any_resource<Driver, Properties...>> {

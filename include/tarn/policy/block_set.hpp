@@ -12,8 +12,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Thread-safe. While the set is empty, contains() and erase() cost one relaxed load: a thread that frees a block was handed it
-/// after it was inserted.
+/// Thread-safe. While the set is empty, contains() and erase() cost one relaxed load: a thread that frees a
+/// block was handed it after it was inserted.
 class block_set {
  public:
   /// Returns false if the block is there already. @throws std::bad_alloc, nothing has changed

@@ -39,15 +39,18 @@ class budget_waiter {
   bool has_bytes_ = false;
 };
 
-/// So many later requests may be served before one that waits. Without a bound, small requests could keep a large one waiting for
-/// ever; with 0, a large request would hold up all others while memory is free. 16: examples/reservations.cpp has as many tasks.
+/// So many later requests may be served before one that waits. Without a bound, small requests could keep a
+/// large one waiting forever; with 0, a large request would hold up all others while memory is free. 16:
+/// examples/reservations.cpp has as many tasks.
 inline constexpr unsigned most_passes = 16;
 
-/// A budget that cannot be exceeded by races. The smallest of the limit and all bounds is in force, so bounds may begin and end
-/// in any order, on any threads. take() and give() are lock-free while no thread waits; other calls take a lock.
+/// A budget that cannot be exceeded by races. The smallest of the limit and all bounds is in force, so bounds
+/// may begin and end in any order, on any threads. take() and give() are lock-free while no thread waits;
+/// other calls take a lock.
 ///
-/// Requests that wait are served in the order in which they came, but one that fits is served before one that does not, at most
-/// most_passes times. In a forked child the waiting threads of the parent do not exist and are forgotten.
+/// Requests that wait are served in the order in which they came, but one that fits is served before one that
+/// does not, at most most_passes times. In a forked child the waiting threads of the parent do not exist and
+/// are forgotten.
 class byte_budget {
  public:
   explicit byte_budget(std::size_t limit) noexcept : limit_(limit), own_limit_(limit) {}
@@ -56,8 +59,8 @@ class byte_budget {
 
   /// Returns false if the bytes do not fit; nothing has changed. Does not wait for those that wait.
   [[nodiscard]] bool take(std::size_t bytes) noexcept {
-    // give() frees bytes before it looks for waiters, and wait_for() adds a waiter before it looks for bytes: one of them sees the
-    // other, since all four accesses are in one order.
+    // give() frees bytes before it looks for waiters, and wait_for() adds a waiter before it looks for bytes:
+    // one of them sees the other, since all four accesses are in one order.
     std::size_t used = used_.load(std::memory_order_seq_cst);
     do {
       std::size_t const limit = limit_.load(std::memory_order_relaxed);
@@ -115,8 +118,8 @@ class byte_budget {
     for (budget_waiter* w = waiters_; w != nullptr; w = w->next_) ++w->passed_by_;
     return true;
   }
-  /// Begins to wait for the waiter's bytes; its wake() may be called before this returns. Returns false, and does not wait, if the
-  /// limit without its bounds is below them. O(waiters).
+  /// Begins to wait for the waiter's bytes; its wake() may be called before this returns. Returns false, and
+  /// does not wait, if the limit without its bounds is below them. O(waiters).
   [[nodiscard]] bool wait_for(budget_waiter& waiter) noexcept {
     std::lock_guard const guard(lock_);
     if (waiter.bytes_ > own_limit_) return false;
@@ -127,7 +130,8 @@ class byte_budget {
     serve();
     return true;
   }
-  /// Ends a wait, and returns whether the waiter has its bytes. Then no other thread refers to it any more. O(waiters).
+  /// Ends a wait, and returns whether the waiter has its bytes. Then no other thread refers to it any more.
+  /// O(waiters).
   [[nodiscard]] bool stop_waiting(budget_waiter& waiter) noexcept {
     std::lock_guard const guard(lock_);
     if (waiter.has_bytes_) return true;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
-// policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
-// (Upstream, policy) and defines only what it changes: shared_resource<> passes the rest on. A layer defines once what it does
-// around a request and the next layer, see resource_adaptor; around<> is for the shortest policies. A layer that also sends calls
-// to a second resource declares both, see tarn::routes_to; the calls of pools then reach both.
+// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position
+// is meaning. A policy is a small value (its options) with `template <class Upstream> using layer = ...;`.
+// The layer is constructed from (Upstream, policy) and defines only what it changes: shared_resource<> passes
+// the rest on. A layer defines once what it does around a request and the next layer, see resource_adaptor;
+// around<> is for the shortest policies. A layer that also sends calls to a second resource declares both,
+// see tarn::routes_to; the calls of pools then reach both.
 
 #include <concepts>
 #include <type_traits>

@@ -26,8 +26,9 @@ class fallback_layer;
 /// Allocates from `other` when the upstream throws out_of_memory; other errors, such as pool_asleep, are
 /// passed on. Its memory must be usable wherever the upstream's is.
 ///
-/// The calls of a pool reach both resources, or the one that a block belongs to, as core/pool_call.hpp says of each. The features of other
-/// layers (limits, exact statistics, records) work only over this layer, where they cover the blocks of both.
+/// The calls of a pool reach both resources, or the one that a block belongs to, as core/pool_call.hpp says
+/// of each. The features of other layers (limits, exact statistics, records) work only over this layer, where
+/// they cover the blocks of both.
 template <class Other>
 struct fallback_to {
   Other other;
@@ -38,8 +39,8 @@ struct fallback_to {
   using layer = fallback_layer<Upstream, Other>;
 };
 
-/// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of band. While none is
-/// live, a deallocation costs one more relaxed load. Thread-safe.
+/// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of
+/// band. While none is live, a deallocation costs one more relaxed load. Thread-safe.
 template <class Upstream, class Other>
 class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, Upstream> {
   using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;
@@ -58,7 +59,8 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
       : base(std::move(upstream)), other_(std::move(options.other)) {}
-  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, that block is never given back.
+  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, that block is
+  /// never given back.
   ~fallback_layer() {
     if (deferred_count_.load(std::memory_order_relaxed) != 0)
       give_back_deferred(detail::wait_past_captures<typename base::driver_type>);
@@ -82,7 +84,8 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    // Waits for the device if record_stream() named a block that no pool defers. If a capture forbids that, the block is deferred here.
+    // Waits for the device if record_stream() named a block that no pool defers. If a capture forbids that,
+    // the block is deferred here.
     if (used_.erase(p) && detail::is_of_capture(detail::wait_for_all_work(driver()))) [[unlikely]]
       return defer(r, p);
     if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
@@ -97,12 +100,13 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   decltype(auto) with_routes(F const& f) {
     return f(this->upstream(), other_);
   }
-  /// Returns which of them a block, or an address in one, belongs to. May take the growth lock of the other's pool.
+  /// Returns which of them a block, or an address in one, belongs to. May take the growth lock of the other's
+  /// pool.
   [[nodiscard]] std::size_t route_of(void const* p) noexcept {
     return blocks_.contains(p) || detail::nearest_or(other_, pool_call::owns{p}, false) ? 1 : 0;
   }
-  /// Reaches the resource that the block belongs to. If that one has no pool, the block's deallocation waits for the whole
-  /// device.
+  /// Reaches the resource that the block belongs to. If that one has no pool, the block's deallocation waits
+  /// for the whole device.
   /// @throws std::bad_alloc, cuda_error: nothing has changed
   void record_stream(void* p, std::size_t bytes, stream_ref stream)
     requires(detail::records_streams<Upstream> || detail::records_streams<Other>)

@@ -23,12 +23,13 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class headroom_layer;
 
-/// Leaves `bytes` of the device free: `cuda_pages{} | headroom{2_GiB} | pooled{} | tracked{}`. Its place is under the pool. A growth
-/// that would leave less is refused; the pool then gives back what it caches and tries again, and asks other pools on the device,
-/// before out_of_memory reaches the caller. While nothing else has taken the headroom, an allocation of up to `bytes` by another
-/// user of the device succeeds at any moment, whatever the pool does meanwhile. Once it was taken, the pool restores it at its next
-/// growth, or at keep_headroom(). Several pools of a process may keep headroom on one device: they count each other's growth in
-/// progress. Another process's growth at the same instant is not seen.
+/// Leaves `bytes` of the device free: `cuda_pages{} | headroom{2_GiB} | pooled{} | tracked{}`. Its place is
+/// under the pool. A growth that would leave less is refused; the pool then gives back what it caches and
+/// tries again, and asks other pools on the device, before out_of_memory reaches the caller. While nothing
+/// else has taken the headroom, an allocation of up to `bytes` by another user of the device succeeds at any
+/// moment, whatever the pool does meanwhile. Once it was taken, the pool restores it at its next growth, or
+/// at keep_headroom(). Several pools of a process may keep headroom on one device: they count each other's
+/// growth in progress. Another process's growth at the same instant is not seen.
 ///
 /// On CUDA 16 MiB more stay free, since cudaMalloc may need that beside its bytes.
 ///
@@ -55,9 +56,11 @@ class planned_growth {
   /// Every caller has a user of it.
   [[nodiscard]] static_mutex& mutex() noexcept { return mutex_; }
 
-  /// Plans to take `bytes`, unless the device would then have less than `rest` free. Returns false if so. Of a growth in progress it
-  /// is unknown whether the device has given the memory already: if that decides, waits for it, up to 10 ms.
-  /// @param free  receives what the device has free, unknown if the driver cannot report it; then nothing is refused
+  /// Plans to take `bytes`, unless the device would then have less than `rest` free. Returns false if so. Of
+  /// a growth in progress it is unknown whether the device has given the memory already: if that decides,
+  /// waits for it, up to 10 ms.
+  /// @param free  receives what the device has free, unknown if the driver cannot report it; then nothing is
+  /// refused
   [[nodiscard]] bool plan(Driver const& driver, std::size_t bytes, std::size_t rest, std::size_t& free) {
     std::lock_guard const guard(mutex_);  // nothing else is planned while this waits
     std::atomic<std::size_t>& planned = planned_[place_of(driver)];
@@ -92,7 +95,8 @@ class planned_growth {
     return static_cast<std::size_t>(driver.device().value) % places;
   }
 
-  // See spin_wait(). It sleeps rather than yields: with other threads on every core, a yield takes as long as their time slices.
+  // See spin_wait(). It sleeps rather than yields: with other threads on every core, a yield takes as long as
+  // their time slices.
   static constexpr unsigned spins = 64;
   static constexpr unsigned pauses = 100;  ///< of 50 us, and about as much that the system adds: 10 ms
   static constexpr unsigned sleeping = 10'000;
@@ -108,11 +112,13 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
   headroom_base(Upstream upstream, headroom const& options)
       : resource_adaptor<Layer, Upstream>(std::move(upstream)), bytes_(options.bytes) {}
 
-  /// What stays free while the pool grows, bytes: what others can take, and what the driver needs beside that.
+  /// What stays free while the pool grows, bytes: what others can take, and what the driver needs beside
+  /// that.
   [[nodiscard]] std::size_t headroom_bytes() const noexcept {
     return bytes_ != 0 ? bytes_ + allocation_overhead(this->driver()) : 0;
   }
-  /// How much less than that the device has free now, bytes; 0 if the driver cannot report it. One driver call, 5 to 100 us.
+  /// How much less than that the device has free now, bytes; 0 if the driver cannot report it. One driver
+  /// call, 5 to 100 us.
   [[nodiscard]] std::size_t headroom_lacking() const noexcept {
     std::size_t free = 0;
     std::size_t total = 0;
@@ -164,7 +170,8 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
 
 }  // namespace detail
 
-/// The headroom beside blocks: of cudaMalloc and cudaMallocAsync, whose own pool must be trimmed to leave any.
+/// The headroom beside blocks: of cudaMalloc and cudaMallocAsync, whose own pool must be trimmed to leave
+/// any.
 template <class Upstream>
 class headroom_layer : public detail::headroom_base<headroom_layer<Upstream>, Upstream> {
   using base = detail::headroom_base<headroom_layer, Upstream>;
@@ -206,9 +213,10 @@ class headroom_layer<Upstream> : public detail::headroom_base<headroom_layer<Ups
   void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 };
 
-/// Gives cached memory of a pool back to the device until its headroom is free again, or nothing is cached. Waits for the streams
-/// that freed it. Returns the bytes given back. For programs in which others took the headroom while the pool did not grow.
-/// Two driver calls of 5 to 100 us if the headroom is free. @throws cuda_error
+/// Gives cached memory of a pool back to the device until its headroom is free again, or nothing is cached.
+/// Waits for the streams that freed it. Returns the bytes given back. For programs in which others took the
+/// headroom while the pool did not grow. Two driver calls of 5 to 100 us if the headroom is free. @throws
+/// cuda_error
 template <class Resource>
 std::size_t keep_headroom(Resource const& memory, source_location where = source_location::current()) {
   auto const lacking = [](auto& layer) -> decltype(layer.headroom_lacking()) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// limited: a bound on bytes. Its position decides which: over a pool it bounds live bytes, under it reserved bytes.
+// limited: a bound on bytes. Its position decides which: over a pool it bounds live bytes, under it reserved
+// bytes.
 
 #include <cstddef>
 #include <utility>
@@ -41,7 +42,8 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
   [[nodiscard]] std::size_t used() const noexcept { return budget_.used(); }
   /// The limit in force: the layer's own, or that of a live budget_scope if it is smaller.
   [[nodiscard]] std::size_t limit() const noexcept { return budget_.limit(); }
-  /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other calls
+  /// The upstream's plain blocks count against the same limit. @throws out_of_memory, as the layer's other
+  /// calls
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
     requires has_plain_blocks<Upstream>
   {
@@ -55,10 +57,11 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
     budget_.give(bytes);
   }
 
-  /// Changes the layer's own limit and returns the previous one; if it is below used(), allocations are refused until enough is
-  /// freed. Live budget_scopes stay in force. Thread-safe.
+  /// Changes the layer's own limit and returns the previous one; if it is below used(), allocations are
+  /// refused until enough is freed. Live budget_scopes stay in force. Thread-safe.
   std::size_t set_limit(std::size_t bytes) noexcept { return budget_.set_limit(bytes); }
-  /// Begins an additional bound, of `more` bytes above used(); it must stay in place until remove(). For budget_scope.
+  /// Begins an additional bound, of `more` bytes above used(); it must stay in place until remove(). For
+  /// budget_scope.
   void add(detail::budget_bound& bound, std::size_t more) noexcept { budget_.add(bound, more); }
   /// Ends a bound; in any order, from any thread. O(bounds).
   void remove(detail::budget_bound& bound) noexcept { budget_.remove(bound); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited | pooled` bounds
-// reserved bytes. Its options are in pool/options.hpp.
+// pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited |
+// pooled` bounds reserved bytes. Its options are in pool/options.hpp.
 
 #include <concepts>
 #include <utility>

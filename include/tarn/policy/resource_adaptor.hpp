@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// resource_adaptor: the base of layers that are written once around "a request and the next layer", for both pairs of calls; and
-// around<Policy>, which makes a layer of a class that defines only that.
+// resource_adaptor: the base of layers that are written once around "a request and the next layer", for both
+// pairs of calls; and around<Policy>, which makes a layer of a class that defines only that.
 
 #include <concepts>
 #include <cstddef>
@@ -73,7 +73,8 @@ concept deallocates_around =
       { layer.around_deallocate(r, p, next) } noexcept;
     };
 
-/// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and access are.
+/// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and
+/// access are.
 struct names_of_adaptors {
   int around_allocate;
   int around_deallocate;
@@ -85,7 +86,8 @@ concept names_around_allocate = !requires { &named_twice<T>::around_allocate; };
 template <class T>
 concept names_around_deallocate = !requires { &named_twice<T>::around_deallocate; };
 
-/// Asserts at the composition that what a layer declares is what will be called: otherwise its calls would pass it by.
+/// Asserts at the composition that what a layer declares is what will be called: otherwise its calls would
+/// pass it by.
 template <class Layer, class Upstream>
 constexpr bool check_adaptor() {
   static_assert(
@@ -104,16 +106,17 @@ constexpr bool check_adaptor() {
 
 }  // namespace detail
 
-/// Holds the layer below, and makes the four calls of a resource out of two functions that a layer may define:
+/// Holds the layer below, and makes the four calls of a resource out of two functions that a layer may
+/// define:
 ///
 /// | in the layer                                | called for                  | if not defined  |
 /// |---------------------------------------------|-----------------------------|-----------------|
 /// | void* around_allocate(r, next)              | allocate, allocate_sync     | next.allocate   |
 /// | void around_deallocate(r, p, next) noexcept | deallocate, deallocate_sync | next.deallocate |
 ///
-/// `r` is a request const&, `next` a next_layer const&; `p` is never null. The request that is passed on may have other bytes,
-/// another alignment or another stream. All other calls are forwarded as for any layer, see shared_resource. Costs nothing besides
-/// what the layer does. A layer derives from it by its own name:
+/// `r` is a request const&, `next` a next_layer const&; `p` is never null. The request that is passed on may
+/// have other bytes, another alignment or another stream. All other calls are forwarded as for any layer, see
+/// shared_resource. Costs nothing besides what the layer does. A layer derives from it by its own name:
 /// `template <class Upstream> class my_layer : public resource_adaptor<my_layer<Upstream>, Upstream>`.
 template <class Layer, class Upstream>
 class resource_adaptor {
@@ -186,10 +189,11 @@ class resource_adaptor {
 template <class Policy, class Upstream>
 class around_layer;
 
-/// Puts a class that defines around_allocate, around_deallocate or both on a stack: `pool | around<my_policy>{}`. The layer has
-/// a my_policy{} of its own, whose public members are reached through the handle: `memory->member`. A policy with options that
-/// can be moved may be its own layer instead, and is then put on a stack as those of tarn are:
-/// `template <class Upstream> using layer = tarn::around_layer<my_policy, Upstream>;`.
+/// Puts a class that defines around_allocate, around_deallocate or both on a stack: `pool |
+/// around<my_policy>{}`. The layer has a my_policy{} of its own, whose public members are reached through the
+/// handle: `memory->member`. A policy with options that can be moved may be its own layer instead, and is
+/// then put on a stack as those of tarn are: `template <class Upstream> using layer =
+/// tarn::around_layer<my_policy, Upstream>;`.
 template <class Policy>
 struct around {
   static_assert(

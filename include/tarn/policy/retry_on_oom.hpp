@@ -11,15 +11,15 @@
 
 namespace TARN_NAMESPACE {
 
-/// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If it returns true,
-/// something was freed and the request is retried; if false, the error is passed on. Exceptions of the handler reach the
-/// caller. The handler may be called from several threads at once, and may itself free through the same memory. Costs nothing where the
-/// upstream has the memory.
+/// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If
+/// it returns true, something was freed and the request is retried; if false, the error is passed on.
+/// Exceptions of the handler reach the caller. The handler may be called from several threads at once, and
+/// may itself free through the same memory. Costs nothing where the upstream has the memory.
 ///
-/// Under a pool (`source | retry_on_oom{f} | pooled{}`) the handler runs inside the pool's growth. It may use that pool:
-/// empty_cache() gives back what is wholly free; owns(), state() and deallocate() work; allocate() is served from the cache, or
-/// refused with out_of_memory, since the pool cannot grow meanwhile. Other threads that need the pool to grow wait for the
-/// handler, so it must not wait for them.
+/// Under a pool (`source | retry_on_oom{f} | pooled{}`) the handler runs inside the pool's growth. It may use
+/// that pool: empty_cache() gives back what is wholly free; owns(), state() and deallocate() work; allocate()
+/// is served from the cache, or refused with out_of_memory, since the pool cannot grow meanwhile. Other
+/// threads that need the pool to grow wait for the handler, so it must not wait for them.
 template <class Handler>
   requires std::predicate<Handler&, out_of_memory const&, unsigned>
 struct retry_on_oom {

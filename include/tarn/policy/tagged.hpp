@@ -15,8 +15,9 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class tagged_layer;
 
-/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `with_history`. A call with a tag of its own keeps
-/// it; this tag takes precedence over those of scopes. A block may be freed through any handle on the same memory.
+/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `with_history`. A call with
+/// a tag of its own keeps it; this tag takes precedence over those of scopes. A block may be freed through
+/// any handle on the same memory.
 struct tagged {
   tag name;
 

@@ -38,11 +38,11 @@ struct traced {
   using layer = traced_layer<Upstream>;
 };
 
-/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address that is freed and handed
-/// out again is never live twice in the trace. One mutex around the record, none around the upstream. Costs a hash lookup and a
-/// buffered write per call; write errors are reported once on standard error and end the recording, never the program. Up to
-/// 65,533 streams besides the default one have numbers of their own; further ones share one number, so that every trace can be
-/// replayed.
+/// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address that is
+/// freed and handed out again is never live twice in the trace. One mutex around the record, none around the
+/// upstream. Costs a hash lookup and a buffered write per call; write errors are reported once on standard
+/// error and end the recording, never the program. Up to 65,533 streams besides the default one have numbers
+/// of their own; further ones share one number, so that every trace can be replayed.
 template <class Upstream>
 class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   using base = resource_adaptor<traced_layer<Upstream>, Upstream>;
@@ -123,8 +123,8 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     if (std::uint64_t const id = live_.erase(address); id != 0)
       put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
   }
-  /// Streams are numbered from 1 in the order of their first call. The last number of the format stands for all later streams:
-  /// a program may create more streams than can be replayed. @throws std::bad_alloc
+  /// Streams are numbered from 1 in the order of their first call. The last number of the format stands for
+  /// all later streams: a program may create more streams than can be replayed. @throws std::bad_alloc
   [[nodiscard]] std::uint32_t number_of(std::uint64_t key) {
     if (key == default_key) return 0;
     if (std::uint32_t const known = streams_.find(key); known != 0) return known;

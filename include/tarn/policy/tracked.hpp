@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tracked: statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
+// tracked: statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water
+// scopes.
 
 #include <concepts>
 #include <cstddef>
@@ -20,26 +21,31 @@ namespace TARN_NAMESPACE {
 template <class Upstream>
 class tracked_layer;
 
-/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and large ones.
+/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and
+/// large ones.
 ///
-/// A read contains each call that ended before it began, and may contain calls in progress, also in part. It is never negative, and exact
-/// while no call is in progress.
+/// A read contains each call that ended before it began, and may contain calls in progress, also in part. It
+/// is never negative, and exact while no call is in progress.
 struct tracked {
-  /// By how many bytes a peak may be off for each thread: at most n * peak_error bytes above or below the exact one, and n * max(1,
-  /// peak_error / 1024) blocks, for the n threads, at most 32, that have counted since the peak was reset or the high_water_mark began. It
-  /// is exact if no call was in progress then and no two calls have overlapped since: with one thread, and with threads that take turns.
+  /// By how many bytes a peak may be off for each thread: at most n * peak_error bytes above or below the
+  /// exact one, and n * max(1, peak_error / 1024) blocks, for the n threads, at most 32, that have counted
+  /// since the peak was reset or the high_water_mark began. It is exact if no call was in progress then and
+  /// no two calls have overlapped since: with one thread, and with threads that take turns.
   ///
-  /// 0: always exact. Each call is counted under one lock, which 16 threads that do nothing but allocate wait for.
+  /// 0: always exact. Each call is counted under one lock, which 16 threads that do nothing but allocate wait
+  /// for.
   std::size_t peak_error = 1_MiB;
 
   template <class Upstream>
   using layer = tracked_layer<Upstream>;
 };
 
-/// A block is counted before its address is returned and uncounted before it is freed, so an address that another thread gets at once
-/// is never counted twice. No call waits for another thread's, except for a lock that is held for less than a microsecond. To count a
-/// call is O(1), and O(peak scopes) where a peak rises. Of several layers over one pool, each counts as active all deferred blocks of the pool. A block that is deferred first
-/// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
+/// A block is counted before its address is returned and uncounted before it is freed, so an address that
+/// another thread gets at once is never counted twice. No call waits for another thread's, except for a lock
+/// that is held for less than a microsecond. To count a call is O(1), and O(peak scopes) where a peak rises.
+/// Of several layers over one pool, each counts as active all deferred blocks of the pool. A block that is
+/// deferred first stops being allocated, within its deallocation: for that moment, another thread may see it
+/// as neither.
 template <class Upstream>
 class tracked_layer {
  public:

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The counters of `tracked`: current values, peaks and totals of all threads' calls, and high-water marks. There are two ways to
-// count. Each thread has a slot (tracked_slot), in which it counts small blocks alone. Whatever a slot cannot take is counted under
-// a lock, whose holder counts for the threads that wait for it (combining_lock), and there peaks rise. No thread stops another.
+// The counters of `tracked`: current values, peaks and totals of all threads' calls, and high-water marks.
+// There are two ways to count. Each thread has a slot (tracked_slot), in which it counts small blocks alone.
+// Whatever a slot cannot take is counted under a lock, whose holder counts for the threads that wait for it
+// (combining_lock), and there peaks rise. No thread stops another.
 //
-// Peaks are exact as long as no two calls overlap. Then one thread at a time is the `owner`: all other slots are published, so the owner
-// knows how far each number is below its peak. Another thread that counts finds a new generation or a slot that is not open, takes
-// the lock, becomes the owner, and publishes the former owner's slot. That one finds that the generation has changed:
+// Peaks are exact as long as no two calls overlap. Then one thread at a time is the `owner`: all other slots
+// are published, so the owner knows how far each number is below its peak. Another thread that counts finds a
+// new generation or a slot that is not open, takes the lock, becomes the owner, and publishes the former
+// owner's slot. That one finds that the generation has changed:
 //
 //   owner                          another thread
 //   counts in its slot
 //   (hands over, by whatever)      takes the lock, ++generation, publishes that slot twice: the second time nothing has moved
 //                                  counts in its slot
 //
-// If something moves meanwhile, or a call waits for the lock while another one is counted, calls overlap. From then on there is no
-// owner: each thread publishes when it differs from what it published by more than the bound, and a peak is that of the published
-// sums. What was counted is within the sum of the bounds of what was published, and so is a peak. A peak that is reset, or a scope
-// that begins, starts anew: it is exact until calls overlap after it.
+// If something moves meanwhile, or a call waits for the lock while another one is counted, calls overlap.
+// From then on there is no owner: each thread publishes when it differs from what it published by more than
+// the bound, and a peak is that of the published sums. What was counted is within the sum of the bounds of
+// what was published, and so is a peak. A peak that is reset, or a scope that begins, starts anew: it is
+// exact until calls overlap after it.
 //
 // Large blocks are counted under the lock.
 
@@ -42,7 +45,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Counting a call in a slot is O(1), under the lock O(marks). Reading is O(threads that have counted, at most 32).
+/// Counting a call in a slot is O(1), under the lock O(marks). Reading is O(threads that have counted, at
+/// most 32).
 class tracked_numbers {
  public:
   /// @param peak_error  bytes; 0: each call is counted under the lock
@@ -91,7 +95,8 @@ class tracked_numbers {
     std::lock_guard const guard(lock_);
     ++ooms_;
   }
-  /// Whether calls have overlapped since a peak was reset or a scope began last: peaks are within the bound only.
+  /// Whether calls have overlapped since a peak was reset or a scope began last: peaks are within the bound
+  /// only.
   [[nodiscard]] bool has_overlapped() noexcept {
     std::lock_guard const guard(lock_);
     return overlapped_;
@@ -181,7 +186,8 @@ class tracked_numbers {
   /// The place of the threads that have none. They count under the lock.
   static constexpr unsigned common = thread_places;
 
-  /// Counts calls under the lock: that of its holder, and those of threads that wait. If it counts several, they overlap.
+  /// Counts calls under the lock: that of its holder, and those of threads that wait. If it counts several,
+  /// they overlap.
   struct counter {
     tracked_numbers& numbers;
     mutable bool is_first = true;
@@ -271,7 +277,8 @@ class tracked_numbers {
     for (std::uint64_t left = used_; left != 0; left &= left - 1)
       f(slots_[static_cast<unsigned>(std::countr_zero(left))]);
   }
-  /// Publishes what an owner has counted; without one, what all threads have. Returns whether there was anything.
+  /// Publishes what an owner has counted; without one, what all threads have. Returns whether there was
+  /// anything.
   bool publish_of(unsigned owner) noexcept {
     if (owner != unowned) return slots_[owner].publish(sums_[0]);
     bool any = false;
@@ -283,14 +290,14 @@ class tracked_numbers {
     for_each_slot([&](tracked_slot const& s) { all[0].add(s.read(), s.published()); });
     return all;
   }
-  /// All that was counted. While threads count, of a block that moved from one to another only the free may have been read. Otherwise a
-  /// negative number shows that more was freed than allocated.
+  /// All that was counted. While threads count, of a block that moved from one to another only the free may
+  /// have been read. Otherwise a negative number shows that more was freed than allocated.
   [[nodiscard]] both_totals totals() noexcept {
     both_totals const all = read_slots();
     return all == read_slots() ? all : without_debt(all);
   }
-  /// The same for a peak to start from: while threads count, what is published, which is within the bound. Slots that are read one after
-  /// the other may add up to more than ever was allocated.
+  /// The same for a peak to start from: while threads count, what is published, which is within the bound.
+  /// Slots that are read one after the other may add up to more than ever was allocated.
   [[nodiscard]] both_totals totals_at_once() noexcept {
     both_totals const all = read_slots();
     return all == read_slots() ? all : without_debt(sums_);

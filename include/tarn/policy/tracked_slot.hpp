@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What one thread counts for `tracked`. The thread writes with plain stores, and any thread may read. Its totals only grow, so two equal
-// reads prove that nothing was counted between them. The thread may count small blocks without the common lock as long as no peak can
-// be passed, if peaks are exact, and as long as its counts differ from what was published by at most a bound.
+// What one thread counts for `tracked`. The thread writes with plain stores, and any thread may read. Its
+// totals only grow, so two equal reads prove that nothing was counted between them. The thread may count
+// small blocks without the common lock as long as no peak can be passed, if peaks are exact, and as long as
+// its counts differ from what was published by at most a bound.
 
 #include <array>
 #include <atomic>
@@ -83,8 +84,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
     asked.limit += requested;
     return true;
   }
-  /// Lets the thread free as much as the bound allows. A block's requested bytes are at most its rounded bytes, so one amount
-  /// suffices for both.
+  /// Lets the thread free as much as the bound allows. A block's requested bytes are at most its rounded
+  /// bytes, so one amount suffices for both.
   void renew() noexcept {
     cap_ = {get(small_[0].left) + live(0) - floor_[0],
             get(small_[1].left) + min_of(live(1) - floor_[1], live(2) - floor_[2])};
@@ -98,7 +99,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
       set(n, get(n) + u.by[k]);
     }
   }
-  /// Takes room for a large block, which is counted elsewhere, or gives it back. Returns false if a peak may be passed.
+  /// Takes room for a large block, which is counted elsewhere, or gives it back. Returns false if a peak may
+  /// be passed.
   [[nodiscard]] bool fits(tracked_update const& large) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
       if (!large.is_free && large.by[k] > min_of(room_of_large_[k], top_of_all_[k] - live(k))) return false;
@@ -111,8 +113,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
     }
     return true;
   }
-  /// Lets the thread count on its own in a generation, after its counts were published: as far as there is room for each group, and
-  /// within the bound.
+  /// Lets the thread count on its own in a generation, after its counts were published: as far as there is
+  /// room for each group, and within the bound.
   void open(std::uint64_t generation, tracked_kinds const& bound, tracked_amounts const& room) noexcept {
     generation_ = generation;
     room_of_large_ = room[2];
@@ -136,7 +138,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   [[nodiscard]] tracked_totals read() const noexcept {
     tracked_totals now;
     for (std::size_t k = 0; k < 3; ++k) {
-      do {  // again if blocks were freed meanwhile: a reader that was interrupted would see their allocation alone
+      do {  // again if blocks were freed meanwhile: a reader that was interrupted would see their allocation
+            // alone
         now.left[k] = small_[k].left.load(std::memory_order_acquire);
         now.came[k] = small_[k].came.load(std::memory_order_acquire);
       } while (get(small_[k].left) != now.left[k]);

@@ -18,8 +18,8 @@ struct tracked_statistics {
   std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
   std::array<stat, 3> requested_bytes;  ///< as requested
   std::uint64_t ooms = 0;               ///< requests refused
-  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block counts with the
-  /// bytes requested from the pool.
+  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block
+  /// counts with the bytes requested from the pool.
   std::array<stat, 3> active;
   std::array<stat, 3> active_bytes;
   std::array<stat, 3> active_requested_bytes;

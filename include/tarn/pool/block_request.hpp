@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder use.
+// A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder
+// use.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes blocks and
-// heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
-// decides what to do (ladder.hpp).
+// The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes
+// blocks and heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a
+// fitting range, the ladder decides what to do (ladder.hpp).
 //
 // Two locks, in this order, with the mutex of the list of caches between them (front.hpp):
 //
@@ -57,7 +57,8 @@ class heap {
   /// Whether a tool that watches memory may be notified of the blocks.
   static constexpr bool describes = is_describable<Upstream>;
 
-  /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
+  /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not
+  /// pass plain blocks on
   heap(Upstream upstream, pooled const& chosen)
       : options_(chosen),
         order_(upstream.driver(), named),
@@ -76,7 +77,8 @@ class heap {
 
   [[nodiscard]] TARN_ALWAYS_INLINE hot_lock lock_hot() noexcept { return hot_lock(hot_); }
   [[nodiscard]] growth_lock lock_growth() { return growth_lock(growth_mutex_); }
-  /// Returns false if another thread holds the growth lock. Otherwise the caller calls adopt_growth_lock() next.
+  /// Returns false if another thread holds the growth lock. Otherwise the caller calls adopt_growth_lock()
+  /// next.
   [[nodiscard]] bool try_lock_growth() noexcept { return growth_mutex_.try_lock(); }
   [[nodiscard]] growth_lock adopt_growth_lock() noexcept { return {growth_mutex_, std::adopt_lock}; }
   /// Whether the calling thread holds it.
@@ -106,14 +108,15 @@ class heap {
 
   [[nodiscard]] driver_type const& driver() const noexcept { return order_.driver(); }
   [[nodiscard]] Upstream& upstream() noexcept { return growth_.source(); }
-  /// Whether the memory is plain blocks in place of what the source is made for. May become true before the first growth.
+  /// Whether the memory is plain blocks in place of what the source is made for. May become true before the
+  /// first growth.
   [[nodiscard]] bool uses_plain_blocks() const noexcept { return growth_.uses_plain_blocks(); }
   /// Whether the memory is pages: physical handles at addresses that the pool keeps.
   [[nodiscard]] bool uses_pages() const noexcept { return growth_.uses_pages(); }
   // ---- taking
 
-  /// Takes a block, or up to `batch.wanted` blocks of a class that has runs, from the taker's own memory, then from neutral
-  /// memory. Returns false if neither has one. Requires arena::make_room(). O(1).
+  /// Takes a block, or up to `batch.wanted` blocks of a class that has runs, from the taker's own memory,
+  /// then from neutral memory. Returns false if neither has one. Requires arena::make_room(). O(1).
   bool take(hot_lock const&, domain_ref taker, block_request const& r, block_batch& batch) noexcept {
     if (is_asleep()) [[unlikely]]
       return false;
@@ -128,7 +131,8 @@ class heap {
 
   // ---- parts
 
-  /// Returns false if a live block is of the common part. May return true for such a block where the memory is segments. Needs no lock.
+  /// Returns false if a live block is of the common part. May return true for such a block where the memory
+  /// is segments. Needs no lock.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_be_in_part(void const* p) const noexcept {
     if (space_.reserved_in_parts.load(std::memory_order_relaxed) == 0) return false;
     return space_.pages == nullptr || space_.pages->part_at(reinterpret_cast<std::uintptr_t>(p)) != common;
@@ -210,7 +214,8 @@ class heap {
     uncached_live_.bytes += bytes;
     uncached_live_.blocks += blocks;
   }
-  /// Counts a served request. @param uncached  whether no thread cache counts the block; a guard is not counted
+  /// Counts a served request. @param uncached  whether no thread cache counts the block; a guard is not
+  /// counted
   void count_if_uncached(hot_lock const& held, block_request const& r, bool uncached) noexcept {
     if (uncached) count_uncached(held, static_cast<std::int64_t>(rounded_bytes(r.asked, r.alignment)), 1);
     space_.count_splits();
@@ -250,7 +255,8 @@ class heap {
     return id;
   }
 
-  /// A stream that exists, with its identity and, for later, the device where it lives. @throws cuda_error  the driver does not know it
+  /// A stream that exists, with its identity and, for later, the device where it lives. @throws cuda_error
+  /// the driver does not know it
   [[nodiscard]] stream_ref known(stream_ref stream) const {
     stream_id id = stream.id();
     if (id != stream_ref::unknown_id) return stream;
@@ -275,8 +281,8 @@ class heap {
 
   /// Returns whether streams should be swept. Needs no lock.
   [[nodiscard]] bool is_crowded() const noexcept { return space_.streams.is_crowded(); }
-  /// Forgets streams that no longer use the pool, including default streams of ended threads. If another thread is climbing, a
-  /// later call does it.
+  /// Forgets streams that no longer use the pool, including default streams of ended threads. If another
+  /// thread is climbing, a later call does it.
   TARN_NOINLINE void sweep_streams(sweep_of which) noexcept {
     if (!try_lock_growth()) return;
     growth_lock const growing = adopt_growth_lock();
@@ -286,8 +292,8 @@ class heap {
 
   // ---- under the growth lock
 
-  /// Gives free memory back to the source until at most `keep_bytes` are reserved, after the host has waited for the streams
-  /// that freed it. Returns the bytes given back.
+  /// Gives free memory back to the source until at most `keep_bytes` are reserved, after the host has waited
+  /// for the streams that freed it. Returns the bytes given back.
   std::size_t shrink(growth_lock const& growing, std::size_t keep_bytes,
                      giving how = giving::what_is_waited_for) {
     hot_lock held(hot_);
@@ -298,17 +304,19 @@ class heap {
       collect_finished(growing, space_, order_, may_release(held));
     }
     std::size_t const given = growth_.shrink(growing, space_, may_release(held), keep_bytes);
-    // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
-    // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
+    // What was given back no longer counts as a peak up to which growth creates handles before it remaps free
+    // ones: an emptied pool grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434
+    // MiB after empty_cache() instead of 1,364.
     std::size_t const reserved = space_.reserved_of(common, counters_.reserved);
     if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, reserved));
     space_.count_splits();
     return given;
   }
-  /// Ends a step of the live_window. If the live peak has fallen, gives back the handles beyond the window's peak that are free and that
-  /// no work uses. Never waits: work of all streams is marked, and what is not complete stays until a later step, after as many
-  /// allocated bytes as live_window counts. To wait here would stall an allocate() for the whole queue of the device, for memory
-  /// that no request lacks. Only where memory is pages, since the driver waits for the device before it frees a plain block.
+  /// Ends a step of the live_window. If the live peak has fallen, gives back the handles beyond the window's
+  /// peak that are free and that no work uses. Never waits: work of all streams is marked, and what is not
+  /// complete stays until a later step, after as many allocated bytes as live_window counts. To wait here
+  /// would stall an allocate() for the whole queue of the device, for memory that no request lacks. Only
+  /// where memory is pages, since the driver waits for the device before it frees a plain block.
   void give_back_unused(growth_lock const& growing, stream_id id) {
     if (is_asleep()) return;
     hot_lock held(hot_);
@@ -329,7 +337,8 @@ class heap {
         is_captured = may_be_capturing(driver(), stream);
       }
       if (is_captured) return;
-      // The mark of the step before: where the device is always behind, a new one would never be found complete.
+      // The mark of the step before: where the device is always behind, a new one would never be found
+      // complete.
       if (!order_.is_running(space_, releasing, d)) (void)order_.settle(space_, releasing, d);
     }
     mark_other_streams(growing, releasing, id);
@@ -354,7 +363,8 @@ class heap {
     r.lacking = bytes - bound.bytes;
     throw out_of_memory(r);
   }
-  /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
+  /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open
+  /// capture forbids it.
   /// @param asks_for_device  whether blocks are deferred for uses that only a device synchronisation covers
   [[nodiscard]] bool finish(growth_lock const& growing, bool asks_for_device) noexcept {
     hot_lock held(hot_);
@@ -376,8 +386,8 @@ class heap {
 
   // ---- fork
 
-  /// Returns true in a forked child of the process that made the pool. Its thread caches are closed, so every call reaches a
-  /// check of this.
+  /// Returns true in a forked child of the process that made the pool. Its thread caches are closed, so every
+  /// call reaches a check of this.
   [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
   /// Takes the hot lock for the time of a fork().
   void begin_fork() noexcept { hot_.lock(); }
@@ -387,7 +397,8 @@ class heap {
     lost_.store(true, std::memory_order_relaxed);
     (void)::new (static_cast<void*>(&hot_)) hot_mutex;
   }
-  /// Whether the pool sleeps: its thread caches are closed, so every call reaches a check of this. Changed under both locks.
+  /// Whether the pool sleeps: its thread caches are closed, so every call reaches a check of this. Changed
+  /// under both locks.
   [[nodiscard]] bool is_asleep() const noexcept { return asleep_.load(std::memory_order_relaxed); }
   void set_asleep(growth_lock const&, bool asleep) noexcept {
     hot_lock const held(hot_);
@@ -429,8 +440,8 @@ class heap {
     return false;
   }
   using looked_up_domain = looked_up<domain_ref>;
-  /// If the host has no memory to record a free and the device cannot be waited for, the block stays live until the pool ends:
-  /// no thread may reuse it while work may still use it.
+  /// If the host has no memory to record a free and the device cannot be waited for, the block stays live
+  /// until the pool ends: no thread may reuse it while work may still use it.
   static constexpr domain_ref no_domain = static_cast<domain_ref>(-1);
 
   [[nodiscard]] memory_report refusal_of(stream_id id, std::size_t bytes, std::size_t alignment,
@@ -448,8 +459,8 @@ class heap {
   [[nodiscard]] domain_ref neutral_of(hot_lock const&, void const* p) const noexcept {
     return space_.streams.part(space_.part_of(p)).neutral_domain;
   }
-  /// The domain that a free belongs to, in the part of the block. If the host has no memory to make one, waits for the stream's work
-  /// instead.
+  /// The domain that a free belongs to, in the part of the block. If the host has no memory to make one,
+  /// waits for the stream's work instead.
   looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream, void const* p) noexcept {
     part_ref const part = space_.part_of(p);
     domain_ref found = no_domain;
@@ -466,8 +477,9 @@ class heap {
     }
     return {held.held(), found};
   }
-  /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are complete. Without it, a
-  /// stream that has queued work, but allocates nothing, would keep what it freed. Never waits.
+  /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are
+  /// complete. Without it, a stream that has queued work, but allocates nothing, would keep what it freed.
+  /// Never waits.
   void mark_other_streams(growth_lock const&, may_release held, stream_id id) {
     typename ordering<driver_type>::pass const all(order_);
     auto const each = [&](auto const& f) {
@@ -488,7 +500,8 @@ class heap {
         (void)order_.settle(space_, held, d, gone_stream::stays_unknown);
     });
   }
-  /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
+  /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must
+  /// not be used.
   status wait_for_device(may_release held) noexcept {
     unlocked const open(held);
     return wait_for_all_work(driver());

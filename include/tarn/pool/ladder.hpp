@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
+// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting
+// range.
 //
 //   - a request above a limit below the pool is refused at once
 //   0 small pools   grow at once: below roomy_limit speed matters more than memory
@@ -14,10 +15,11 @@
 //                   free handles and segments are given back
 //   6 out_of_memory   or, if the device refused, other pools give back what they cache (slow_path.hpp, other_pools.hpp)
 //
-// A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a second time.
+// A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a
+// second time.
 //
-// One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which invalidates
-// everything looked up before.
+// One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which
+// invalidates everything looked up before.
 
 #include <cstddef>
 #include <cstdint>
@@ -40,17 +42,18 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or other streams'
-/// memory. The full magazines of one thread and one stream hold 104 MiB (magazine.hpp). Limited to one
-/// part in roomy_part of the device's memory: 2 GiB on a device of 128 GiB.
+/// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or
+/// other streams' memory. The full magazines of one thread and one stream hold 104 MiB (magazine.hpp).
+/// Limited to one part in roomy_part of the device's memory: 2 GiB on a device of 128 GiB.
 inline constexpr std::size_t roomy_limit = 128_MiB;
 inline constexpr std::size_t roomy_part = 64;
 /// Growth for small blocks is this fraction of the reserved bytes.
 inline constexpr std::size_t roomy_step = 8;
 
-/// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it back. A training in PyTorch
-/// allocates in one thread and frees in another: nine recorded ones, replayed by two threads in turn, have a mean utilisation of 0.950 with
-/// a 1024th and 0.943 with a 32nd, at the same driver time (bench/results/passes.txt). To stop them takes microseconds, and growth tens.
+/// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it
+/// back. A training in PyTorch allocates in one thread and frees in another: nine recorded ones, replayed by
+/// two threads in turn, have a mean utilisation of 0.950 with a 1024th and 0.943 with a 32nd, at the same
+/// driver time (bench/results/passes.txt). To stop them takes microseconds, and growth tens.
 inline constexpr std::size_t idle_part = 1024;
 
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
@@ -134,8 +137,9 @@ class ladder {
     std::uint64_t creates;   ///< of the pool, before all growth
     std::uint64_t waits;     ///< of the host, likewise
   };
-  /// Keeps a stream's domain while the hot lock is released. Without it, blocks of a destroyed stream that are returned under
-  /// the same handle would make the living stream look destroyed. Constructed and destroyed under the hot lock.
+  /// Keeps a stream's domain while the hot lock is released. Without it, blocks of a destroyed stream that
+  /// are returned under the same handle would make the living stream look destroyed. Constructed and
+  /// destroyed under the hot lock.
   class kept_domain {
    public:
     explicit kept_domain(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
@@ -162,8 +166,8 @@ class ladder {
     return heap_.take(hot_.held(), request_.taker, wanted_, batch_);
   }
 
-  /// Returns true if a growth assembled a block, or created memory that now serves the request. Returns false and sets `last` if the
-  /// source refuses.
+  /// Returns true if a growth assembled a block, or created memory that now serves the request. Returns false
+  /// and sets `last` if the source refuses.
   bool grow(refusal& last) {
     void* block = nullptr;
     try {
@@ -181,9 +185,10 @@ class ladder {
     return true;
   }
 
-  /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are too small for the
-  /// request, if too much would be reserved beside the new one. Never waits: those that work still uses stay. Does nothing for a part
-  /// of a graph memory, since it would give back those of other parts, nor during a capture, which the driver's calls could invalidate.
+  /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are
+  /// too small for the request, if too much would be reserved beside the new one. Never waits: those that
+  /// work still uses stay. Does nothing for a part of a graph memory, since it would give back those of other
+  /// parts, nor during a capture, which the driver's calls could invalidate.
   void give_back_spare() {
     if (request_.part != common || capture_gate::has_captures()) return;
     std::size_t const keep =
@@ -255,8 +260,9 @@ class ladder {
     return false;
   }
 
-  /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or waited for on its
-  /// behalf. Asked again before each rung that needs it, since a user's thread may begin a capture in between.
+  /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or
+  /// waited for on its behalf. Asked again before each rung that needs it, since a user's thread may begin a
+  /// capture in between.
   [[nodiscard]] bool is_captured() {
     if (is_neutral(request_.taker)) return false;
     if (is_capture_stream(space().streams[request_.taker].id)) return true;
@@ -283,9 +289,9 @@ class ladder {
   /// Whether the upstream only bounds what its source has: what it refuses, a second call does not get.
   static constexpr bool is_bounded_source = only_bounds<layer_below<Heap>>();
 
-  /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The other steps would only search
-  /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more. Makes no
-  /// driver call.
+  /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The
+  /// other steps would only search and wait. What the device reports as free is no such bound: where it
+  /// shares the host's memory, it can provide more. Makes no driver call.
   /// @throws out_of_memory, nothing has changed
   void refuse_above_limit() {
     if constexpr (page_source<source_type> && is_bounded_source) {
@@ -298,14 +304,15 @@ class ladder {
       throw out_of_memory(report(refused));
     }
   }
-  /// Whether another growth would be refused again, after free memory was put together and none was given back: the source did not
-  /// have even one handle of the smallest size, and the host has not waited since.
+  /// Whether another growth would be refused again, after free memory was put together and none was given
+  /// back: the source did not have even one handle of the smallest size, and the host has not waited since.
   [[nodiscard]] bool is_final(refusal const& last) noexcept {
     return is_bounded_source && heap_.uses_pages() && last.took_nothing(*this) &&
            last.why.asked <= usual_granule && last.waits == order().host_waits();
   }
 
-  /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
+  /// Sets how much may be created before free handles are remapped: slightly more than the peak of live
+  /// memory so far.
   void set_budget() noexcept {
     pooled const& options = heap_.options();
     std::size_t const live =
@@ -340,8 +347,8 @@ class ladder {
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
 
-  /// The bytes of a new segment that other blocks share; 0 if only the request uses it. Not where another layer could find memory for
-  /// the request alone, and not of host memory, which takes long to pin.
+  /// The bytes of a new segment that other blocks share; 0 if only the request uses it. Not where another
+  /// layer could find memory for the request alone, and not of host memory, which takes long to pin.
   [[nodiscard]] std::size_t segment_to_share() noexcept {
     if constexpr (is_bounded_source && !is_host_memory<source_type>) {
       if (request_.where == zone::larger)
@@ -350,8 +357,8 @@ class ladder {
     return 0;
   }
 
-  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device. A
-  /// refusal that took nothing has reported it.
+  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for
+  /// memory of the device. A refusal that took nothing has reported it.
   void query_device(refusal& last) {
     memory_report& refused = last.why;
     if (!last.by_source) refused.refused_by = "the pool";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler may use the pool.
+// Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler
+// may use the pool.
 
 #include <atomic>
 #include <cstdint>
@@ -70,7 +71,8 @@ class misuse_notes {
   std::atomic<unsigned> count_{0};
 };
 
-/// Reports the notes when a call ends. Declared before the locks of its function, so that it runs after their release.
+/// Reports the notes when a call ends. Declared before the locks of its function, so that it runs after their
+/// release.
 class misuse_report {
  public:
   misuse_report(misuse_notes& notes, hot_mutex& mutex) noexcept : notes_(notes), mutex_(mutex) {}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// pooled: the options of a pool, which compose it with a source (policy/pooled.hpp). The defaults suit all recorded traces.
+// pooled: the options of a pool, which compose it with a source (policy/pooled.hpp). The defaults suit all
+// recorded traces.
 
 #include <cstddef>
 
@@ -20,25 +21,30 @@ enum class handles_per_block {
   one   ///< one, as a cudaMalloc block: for libraries that look only at the first handle of a block
 };
 
-/// When a pool asks CUDA whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be handed
-/// out while the graph is replayed. In a capture_scope it is deferred until the graph's owner ends; in another capture until the pool
-/// ends. Such a block counts as active (memory_stats), and each capture takes new memory: open a capture_scope where graphs are
-/// captured again and again. record_stream() with the stream of a capture without a scope throws cuda_error (code 900). The end of a
+/// When a pool asks CUDA whether the stream of a call is captured into a graph. A block that is freed inside
+/// a capture must not be handed out while the graph is replayed. In a capture_scope it is deferred until the
+/// graph's owner ends; in another capture until the pool ends. Such a block counts as active (memory_stats),
+/// and each capture takes new memory: open a capture_scope where graphs are captured again and again.
+/// record_stream() with the stream of a capture without a scope throws cuda_error (code 900). The end of a
 /// pool with such blocks waits for the device, which invalidates captures that have no scope.
 ///
-/// Not asked are the legacy default stream, which is never captured, and a bare handle: the pool asks CUDA for its identity at each
-/// call, which CUDA refuses for a captured stream without a scope (code 900), and which invalidates the capture. The driver must not be
-/// asked about a stream that may be destroyed. So a capture without a scope is not noticed when an owner frees a block on
+/// Not asked are the legacy default stream, which is never captured, and a bare handle: the pool asks CUDA
+/// for its identity at each call, which CUDA refuses for a captured stream without a scope (code 900), and
+/// which invalidates the capture. The driver must not be asked about a stream that may be destroyed. So a
+/// capture without a scope is not noticed when an owner frees a block on
 ///   - a stream that tarn did not make (tarn::stream does), or that a plug-in with a copy of tarn of its own made, and whose identity
 ///     was noted before the capture, by the owner or by tarn::identified;
 ///   - the default stream of another thread;
 ///   - a stream in whose place in the list of made streams eight others live already (4,096 are listed).
-/// deallocate_sync() names no stream. An owner may free on a stream that was destroyed before, but not while it is destroyed.
+/// deallocate_sync() names no stream. An owner may free on a stream that was destroyed before, but not while
+/// it is destroyed.
 enum class capture_watch {
-  /// At each deallocation on a stream of known identity: 17 to 29 ns (H100, 1 to 16 threads that ask). An allocation makes no driver
+  /// At each deallocation on a stream of known identity: 17 to 29 ns (H100, 1 to 16 threads that ask). An
+  /// allocation makes no driver
   /// call. Inside a capture it may return what its stream freed before: launch the graph after that work.
   at_frees,
-  /// Only in threads that have opened a capture_scope: warm calls on streams of known identity make no driver call. The caller promises
+  /// Only in threads that have opened a capture_scope: warm calls on streams of known identity make no driver
+  /// call. The caller promises
   /// that other captures free no blocks of the pool that their graphs use.
   in_scopes,
   /// Also at each allocation, which is refused in a capture without a scope. No warm path.
@@ -48,29 +54,33 @@ enum class capture_watch {
 template <class Upstream>
 class pooled_layer;
 
-/// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults suit all recorded traces.
+/// A caching, stream-ordered pool over pages or blocks; see pool/pool.hpp. The defaults suit all recorded
+/// traces.
 struct pooled {
-  /// Whether free handles may be remapped next to each other at a second address. With `off`, a second pass over the same work
-  /// makes no driver call, at the cost of more reserved memory.
+  /// Whether free handles may be remapped next to each other at a second address. With `off`, a second pass
+  /// over the same work makes no driver call, at the cost of more reserved memory.
   remapping remap = remapping::when_tight;
-  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are remapped for a request
-  /// above 8 MiB; five to eight times as far for smaller ones, see slack_of() in pool/pages/growth.hpp.
+  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
+  /// remapped for a request above 8 MiB; five to eight times as far for smaller ones, see slack_of() in
+  /// pool/pages/growth.hpp.
   unsigned slack_per_mille = 9;
-  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from the memory that is
-  /// left, see pool/pages/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from
+  /// the memory that is left, see pool/pages/growth.hpp. Smaller ones waste less and cost more driver calls:
+  /// bench/results/frontier.txt.
   std::size_t largest_handle = 0;
-  /// Reserved bytes that the pool never gives back by itself. Beyond them it gives free handles back once the live peak has stayed
-  /// lower for long: pool/arena/live_window.hpp says when. With the largest std::size_t it gives back only what trim() or empty_cache()
-  /// asks for, and what other pools lack.
+  /// Reserved bytes that the pool never gives back by itself. Beyond them it gives free handles back once the
+  /// live peak has stayed lower for long: pool/arena/live_window.hpp says when. With the largest std::size_t
+  /// it gives back only what trim() or empty_cache() asks for, and what other pools lack.
   std::size_t release_threshold = std::size_t{128} << 20;
   /// When the pool looks for captures that no capture_scope announces.
   capture_watch captures = capture_watch::at_frees;
-  /// With `one`, each block lies within one handle: free neighbours in two handles are not joined, free handles are not remapped, and
-  /// `largest_handle` has no effect. Does nothing where the pool has plain blocks.
+  /// With `one`, each block lies within one handle: free neighbours in two handles are not joined, free
+  /// handles are not remapped, and `largest_handle` has no effect. Does nothing where the pool has plain
+  /// blocks.
   ///
-  /// The pool then wastes more: utilisation of ten recorded traces 0.73 to 0.89 instead of 0.94 to 0.99, and 0.80 to 0.89 instead of
-  /// 0.95 to 0.99 without the one of cupy (bench/results/frontier.txt).
-  /// So allocate what is sent from a second pool with this option, and the rest from one without it.
+  /// The pool then wastes more: utilisation of ten recorded traces 0.73 to 0.89 instead of 0.94 to 0.99, and
+  /// 0.80 to 0.89 instead of 0.95 to 0.99 without the one of cupy (bench/results/frontier.txt). So allocate
+  /// what is sent from a second pool with this option, and the rest from one without it.
   handles_per_block handles = handles_per_block::any;
 
   template <class Upstream>

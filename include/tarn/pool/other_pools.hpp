@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
-// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the
-// growth lock of another pool only if that is free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
+// The pools of the process by device. A pool that the device refuses asks the other pools there to give back
+// what they cache, before its allocation, that of one of its graph memories, or its wake() fails. It holds no
+// lock of its own meanwhile, and takes the growth lock of another pool only if that is free, so no order of
+// pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
 // what it gives back the lower one can give to the device.
 
 #include <concepts>
@@ -62,8 +63,8 @@ class other_pools {
   other_pools& operator=(other_pools const&) = delete;
   ~other_pools() { leave(); }
 
-  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those of the parent's threads
-  /// do not return in a forked child.
+  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those
+  /// of the parent's threads do not return in a forked child.
   void leave() noexcept {
     if (has_left_) return;
     for (unsigned tries = 0;; ++tries) {
@@ -81,8 +82,8 @@ class other_pools {
     }
   }
 
-  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
-  /// must wait for, and it is called again. The caller holds no lock of a pool.
+  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is
+  /// idle, then what the host must wait for, and it is called again. The caller holds no lock of a pool.
   /// @param lacking  returns what the device lacks after a refusal, bytes
   /// @throws what the last attempt throws
   template <class Attempt, class Lacking>
@@ -100,8 +101,8 @@ class other_pools {
     }
   }
 
-  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
-  /// to pools below those that were asked. The caller holds no lock of a pool.
+  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the
+  /// bytes given back, also to pools below those that were asked. The caller holds no lock of a pool.
   std::size_t ask(std::size_t bytes, giving how) noexcept {
     std::size_t given = 0;
     std::size_t to_device = 0;
@@ -114,7 +115,8 @@ class other_pools {
     return given;
   }
 
-  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's device. `f` throws nothing.
+  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's
+  /// device. `f` throws nothing.
   template <class F>
   static void for_each_reserved(Driver const& driver, F const& f) noexcept {
     visit(all_pools(), driver, nullptr, [&](other_pools& known) {
@@ -141,8 +143,8 @@ class other_pools {
     static list& all = *::new (static_cast<void*>(storage)) list;
     return all;
   }
-  /// Calls act(pool) for each pool on a device except one, the latest first, until it returns false. No lock is held meanwhile, and
-  /// none of the pools ends while it is called.
+  /// Calls act(pool) for each pool on a device except one, the latest first, until it returns false. No lock
+  /// is held meanwhile, and none of the pools ends while it is called.
   template <class Act>
   static void visit(list& all, Driver const& driver, other_pools const* except, Act const& act) noexcept {
     for (other_pools* at = nullptr;;) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pool: stream-ordered allocation from cached memory. The files of an allocation, in the order of its steps:
+// The pool: stream-ordered allocation from cached memory. The files of an allocation, in the order of its
+// steps:
 //
 //   0 core/shared_resource.hpp, policy/tracked.hpp   how a call on device_pool comes here: allocate_sized()
 //   1 arena/size_class.hpp   the request is rounded to a size class, or to 512 bytes; block_request.hpp
@@ -14,17 +15,19 @@
 //                            page_views.hpp); over blocks: pages/segment_growth.hpp
 //   5 source/cuda_pages.hpp  pages by calls of driver/cuda_driver.hpp
 //
-// deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are over (deferred_blocks.hpp).
-// Calls on a stream that is captured into a graph go to graph/. inspection/ is for tools and snapshots, and empty otherwise.
+// deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are
+// over (deferred_blocks.hpp). Calls on a stream that is captured into a graph go to graph/. inspection/ is
+// for tools and snapshots, and empty otherwise.
 //
-// What a program no longer needs goes back to the driver once the live peak has fallen: arena/live_window.hpp.
+// What a program no longer needs goes back to the driver once the live peak has fallen:
+// arena/live_window.hpp.
 //
 // Over 400 lines: each call that a pool has is here, with its contract.
 //
-// Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/1024 of the reserved memory, or
-// one thread alone allocates, they are emptied before a pool that is no longer small grows. Reserved memory stays within the live
-// peak plus the slack of the requests (slack_of() in pages/growth.hpp) while whole free handles suffice. Host memory is 64 bytes
-// per range.
+// Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/1024 of
+// the reserved memory, or one thread alone allocates, they are emptied before a pool that is no longer small
+// grows. Reserved memory stays within the live peak plus the slack of the requests (slack_of() in
+// pages/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
 
 #include <concepts>
 #include <cstddef>
@@ -67,12 +70,14 @@
 
 namespace TARN_NAMESPACE {
 
-/// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
-/// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of its stream is known, submits nothing
-/// to the driver; a deallocation asks it whether the stream is captured, see capture_watch.
+/// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source |
+/// pooled{}`. Any number of threads may call it concurrently. A warm call takes no shared lock and, if the
+/// identity of its stream is known, submits nothing to the driver; a deallocation asks it whether the stream
+/// is captured, see capture_watch.
 ///
-/// fork() is safe while any number of threads use the pool. In the child it refuses, whatever its memory is: allocation throws
-/// cuda_error of kind `forked`, other calls do nothing, and nothing is freed. Make another pool there.
+/// fork() is safe while any number of threads use the pool. In the child it refuses, whatever its memory is:
+/// allocation throws cuda_error of kind `forked`, other calls do nothing, and nothing is freed. Make another
+/// pool there.
 template <memory_source Upstream>
 class pool {
   using heap_type = detail::heap<Upstream>;
@@ -91,9 +96,10 @@ class pool {
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
-  /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver has unloaded. While a
-  /// capture_scope is open on any thread, that work cannot be waited for: the destructor waits until the scopes are closed, up to
-  /// 10 s. If one is still open then, as one of the caller's own thread is, the memory stays mapped until the process ends.
+  /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver
+  /// has unloaded. While a capture_scope is open on any thread, that work cannot be waited for: the
+  /// destructor waits until the scopes are closed, up to 10 s. If one is still open then, as one of the
+  /// caller's own thread is, the memory stays mapped until the process ends.
   ~pool() {
     others_.leave();
     detail::misuse_report const last = heap_.misuse_at_end();
@@ -121,10 +127,11 @@ class pool {
   /// pool/arena/stream_order.hpp).
   /// @throws misuse  the stream is of a device that cannot use the memory
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
-  /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder, sweeps streams that ended, or
-  /// must query the identity of a stream. A climb is O(streams + their free ranges + handles of those + views), in driver calls
-  /// those for the memory that it creates or maps, and for the work of other streams one mark, query and wait for all of a device;
-  /// before CUDA 12.5, for each stream. If the device refuses, each other pool on it is asked.
+  /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder, sweeps streams that
+  /// ended, or must query the identity of a stream. A climb is O(streams + their free ranges + handles of
+  /// those + views), in driver calls those for the memory that it creates or maps, and for the work of other
+  /// streams one mark, query and wait for all of a device; before CUDA 12.5, for each stream. If the device
+  /// refuses, each other pool on it is asked.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
@@ -132,8 +139,8 @@ class pool {
 
   /// Frees a block; work enqueued on `stream`, of any device, before this call may still use it. `bytes` and
   /// `alignment` are those of the allocation. Never throws; detected misuse is reported to the misuse
-  /// handler. O(1), and O(streams that the block was recorded for): one mark for all of a device; before CUDA 12.5, for
-  /// each.
+  /// handler. O(1), and O(streams that the block was recorded for): one mark for all of a device; before
+  /// CUDA 12.5, for each.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     deallocate_sized(detail::lazy_block_size{bytes}, stream, p, bytes, alignment);
@@ -165,8 +172,8 @@ class pool {
     deallocate_on(id, stream, p, size, bytes, alignment);
   }
 
-  /// Allocates memory that every stream may use at once. Waits for other streams' frees if nothing else serves the request.
-  /// Costs as allocate().
+  /// Allocates memory that every stream may use at once. Waits for other streams' frees if nothing else
+  /// serves the request. Costs as allocate().
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_on(detail::neutral_id, {}, detail::lazy_block_size{bytes}, bytes, alignment);
@@ -181,9 +188,9 @@ class pool {
     deallocate_on(detail::neutral_id, {}, p, detail::lazy_block_size{bytes}, bytes, alignment);
   }
 
-  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
-  /// stream. The freed block is deferred until that work is done; other blocks are not. Amortised host cost O(1); host memory
-  /// 140 bytes times the peak number of recorded uses.
+  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is
+  /// freed on another stream. The freed block is deferred until that work is done; other blocks are not.
+  /// Amortised host cost O(1); host memory 140 bytes times the peak number of recorded uses.
   /// @throws misuse  no block starts at `p`, as at an address within one
   /// @throws std::bad_alloc, cuda_error; nothing has changed
   void record_stream(void* p, std::size_t, stream_ref stream) {
@@ -192,9 +199,10 @@ class pool {
     if (!graphs_.record_stream(p, stream)) deferred_.record(p, stream);
   }
 
-  /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
-  /// threads continue meanwhile. Returns the bytes given back. O(streams + free ranges + handles log handles + slots of views), over
-  /// blocks O(streams + free ranges): two driver calls for each handle and its places in views, one for each block.
+  /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams
+  /// that freed it; other threads continue meanwhile. Returns the bytes given back. O(streams + free ranges +
+  /// handles log handles + slots of views), over blocks O(streams + free ranges): two driver calls for each
+  /// handle and its places in views, one for each block.
   std::size_t trim(std::size_t keep_bytes) {
     detail::misuse_report const last = heap_.misuse_at_end();
     detail::growth_lock const growing = heap_.lock_growth();
@@ -202,7 +210,8 @@ class pool {
     return drain_.give_back(growing, keep_bytes, detail::giving::what_is_waited_for);
   }
 
-  /// The largest block that allocate() would serve now, see tarn::largest_available_block(). O(ranges + handles)
+  /// The largest block that allocate() would serve now, see tarn::largest_available_block(). O(ranges +
+  /// handles)
   /// @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t largest_available_block() {
     detail::misuse_report const last = heap_.misuse_at_end();
@@ -238,8 +247,9 @@ class pool {
                                                                                 : refused.asked;
                              });
   }
-  /// See tarn::compact(). A pool that uses blocks gives back those without a live byte. If the driver can map a handle neither at its
-  /// new nor at its old place, the pool is asleep and keeps its memory: wake() maps it.
+  /// See tarn::compact(). A pool that uses blocks gives back those without a live byte. If the driver can map
+  /// a handle neither at its new nor at its old place, the pool is asleep and keeps its memory: wake() maps
+  /// it.
   compaction compact()
     requires page_source<Upstream>
   {
@@ -253,8 +263,9 @@ class pool {
 
   // ---- segments
 
-  /// Calls f(memory_segment) for each physical segment behind a live block, or a part of one, in order. Returns the cached blocks of
-  /// all threads to the heap first, so that those are seen to be free. The caller holds no lock of the pool; f may throw.
+  /// Calls f(memory_segment) for each physical segment behind a live block, or a part of one, in order.
+  /// Returns the cached blocks of all threads to the heap first, so that those are seen to be free. The
+  /// caller holds no lock of the pool; f may throw.
   /// @throws misuse       not all of the bytes are live in this pool
   /// @throws pool_asleep  the pool sleeps
   /// @throws cuda_error   in a forked child; std::bad_alloc. Nothing has changed
@@ -270,8 +281,9 @@ class pool {
     }
     for (memory_segment const& s : found) f(s);
   }
-  /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved or put to sleep, also
-  /// after the block is freed. Pins are counted. O(views + segments) @throws as each_segment()
+  /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved
+  /// or put to sleep, also after the block is freed. Pins are counted. O(views + segments) @throws as
+  /// each_segment()
   void pin(void const* p, std::size_t bytes)
     requires page_source<Upstream>
   {
@@ -293,7 +305,8 @@ class pool {
 
   // ---- facts
 
-  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock. O(1), over blocks O(segments)
+  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock. O(1), over blocks
+  /// O(segments)
   [[nodiscard]] bool owns(void const* p) const noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
     return heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
@@ -305,7 +318,8 @@ class pool {
     return heap_.space(held).largest_free();
   }
 
-  /// Whether the memory is pages, which can be put together: false over blocks, and where pages cannot be used. Needs no lock.
+  /// Whether the memory is pages, which can be put together: false over blocks, and where pages cannot be
+  /// used. Needs no lock.
   [[nodiscard]] bool uses_pages() const noexcept { return heap_.uses_pages(); }
   /// Whether each block lies within one handle, see pooled::handles.
   [[nodiscard]] bool has_one_handle_per_block() const noexcept {
@@ -331,8 +345,8 @@ class pool {
 
   // ---- statistics
 
-  /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
-  /// O(threads + streams).
+  /// All statistics at one moment, those of graph memories included; exact while no other thread is in a
+  /// call. O(threads + streams).
   [[nodiscard]] pool_state state() const {
     detail::growth_lock const growing = heap_.lock_growth();
     pool_state all = detail::read_state(growing, heap_, front_, deferred_);
@@ -346,8 +360,8 @@ class pool {
     detail::reset_peaks(growing, heap_);
   }
 
-  /// Restarts the totals of `smaller`, `larger` and `split` from zero. The other totals continue; `totals_reset` holds their
-  /// values at this call.
+  /// Restarts the totals of `smaller`, `larger` and `split` from zero. The other totals continue;
+  /// `totals_reset` holds their values at this call.
   void reset_totals() noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
     detail::reset_totals(growing, heap_, state());
@@ -358,8 +372,8 @@ class pool {
   void observe_deferred(detail::deferred_observer& observer) { deferred_.attach(observer); }
   void end_observation(detail::deferred_observer& observer) noexcept { deferred_.detach(observer); }
 
-  /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
-  /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
+  /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops
+  /// recording. `clock` supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
     heap_.counters(growing).notes.open(growing, most, clock);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How memory that a pool caches returns to the heap and to the driver: for trim(), for another pool on the device, before a capture,
-// and when the pool ends.
+// How memory that a pool caches returns to the heap and to the driver: for trim(), for another pool on the
+// device, before a capture, and when the pool ends.
 
 #include <cstddef>
 
@@ -22,8 +22,8 @@ class pool_drain {
   pool_drain(pool_drain const&) = delete;
   pool_drain& operator=(pool_drain const&) = delete;
 
-  /// Returns to the heap the blocks in thread caches, and the deferred blocks whose uses are complete. If it may wait, those of which
-  /// the host waits for the uses, and those in quarantine, too.
+  /// Returns to the heap the blocks in thread caches, and the deferred blocks whose uses are complete. If it
+  /// may wait, those of which the host waits for the uses, and those in quarantine, too.
   void collect(growth_lock const& growing, giving how) noexcept {
     bool const waits = how == giving::what_is_waited_for;
     pool_.front_.flush_all();
@@ -39,7 +39,8 @@ class pool_drain {
     collect(growing, how);
     return heap_.shrink(growing, keep_bytes, how);
   }
-  /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread grows this pool.
+  /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread
+  /// grows this pool.
   static std::size_t give_back_to_others(void* pool, std::size_t bytes, giving how) noexcept {
     auto& drain = static_cast<Pool*>(pool)->drain_;
     auto& heap = drain.heap_;
@@ -55,20 +56,22 @@ class pool_drain {
     }
   }
 
-  /// Bytes reserved, for a report about all pools of the process. Takes no lock: the caller may be in a handler of another growth.
+  /// Bytes reserved, for a report about all pools of the process. Takes no lock: the caller may be in a
+  /// handler of another growth.
   static std::size_t reserved_of(void* pool) noexcept {
     auto const& heap = static_cast<Pool*>(pool)->heap_;
     return heap.is_lost() ? 0 : heap.reserved_now();
   }
 
-  /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
-  /// host can wait only for what was marked before.
+  /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a
+  /// capture is open, the host can wait only for what was marked before.
   void prepare_for_capture(growth_lock const& growing) {
     collect(growing, giving::what_is_idle);
     hot_lock held = heap_.lock_hot();
     collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held));
   }
-  /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
+  /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work
+  /// may then run still.
   [[nodiscard]] bool finish(growth_lock const& growing) noexcept {
     bool const graphs_done = pool_.graphs_.finish(growing, pool_);
     collect(growing, giving::what_is_waited_for);
@@ -76,7 +79,8 @@ class pool_drain {
         heap_.finish(growing, pool_.deferred_.asks_for_device() || pool_.graphs_.defers_until_end());
     return done && graphs_done;
   }
-  /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
+  /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given
+  /// back when it ends.
   void finish_or_keep_mapped(growth_lock const& growing) noexcept {
     bool done = false;
     for (int tries = 0; tries < 8 && !heap_.keeps_mapped(); ++tries) {  // the next capture may have begun

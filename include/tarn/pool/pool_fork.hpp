@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a pool does when the process forks: every thread is kept out of it until both sides have gone on. In the child it refuses.
+// What a pool does when the process forks: every thread is kept out of it until both sides have gone on. In
+// the child it refuses.
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/driver/capture_gate.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
-/// Made after the growth mutex and that of the list of caches, which at_fork takes before and releases after it.
+/// Made after the growth mutex and that of the list of caches, which at_fork takes before and releases after
+/// it.
 template <class Heap, class Front>
 class pool_fork {
  public:

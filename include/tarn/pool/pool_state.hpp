@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets of totals and reports read
-// the table pool_numbers: a new number is a member of pool_state, a row below, and a line where it is counted; a new peak also one in
-// reset_peaks() (pool_statistics.hpp).
+// The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets of
+// totals and reports read the table pool_numbers: a new number is a member of pool_state, a row below, and a
+// line where it is counted; a new peak also one in reset_peaks() (pool_statistics.hpp).
 
 #include <cstddef>
 
@@ -12,9 +12,9 @@
 
 namespace TARN_NAMESPACE {
 
-/// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in handles, or in a
-/// segment, that they do not fill. Counted at the end of each call that reaches the pool's shared part. Blocks in threads'
-/// magazines and free blocks of a run are excluded.
+/// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in
+/// handles, or in a segment, that they do not fill. Counted at the end of each call that reaches the pool's
+/// shared part. Blocks in threads' magazines and free blocks of a run are excluded.
 struct split_ranges {
   stat blocks;  ///< free ranges with such a part
   stat bytes;   ///< in those parts
@@ -30,8 +30,8 @@ struct pool_totals {
   std::size_t host_waits = 0;
 };
 
-/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one may also
-/// serve the other.
+/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle
+/// of one may also serve the other.
 struct pool_part {
   stat reserved;                         ///< bytes held from the driver
   stat handles;                          ///< physical handles, or segments, held
@@ -65,9 +65,9 @@ struct pool_state {
   std::size_t ooms = 0;           ///< out_of_memory thrown
   std::size_t host_waits = 0;     ///< times the host waited for a stream
   std::size_t device_waits = 0;   ///< times a stream was made to wait for another stream
-  /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1 MiB, up to 260 for
-  /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
-  /// size, however many calls are made (tests/pool/growth.cpp).
+  /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1
+  /// MiB, up to 260 for a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large
+  /// blocks. Constant at constant live size, however many calls are made (tests/pool/growth.cpp).
   std::size_t host_bytes = 0;
   pool_part smaller;  ///< the part of the above for blocks up to 1 MiB
   pool_part larger;   ///< for larger blocks
@@ -136,7 +136,8 @@ inline void add(pool_part& a, pool_part const& b) noexcept {
   add(a.split, b.split);
 }
 
-/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at different times.
+/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at
+/// different times.
 [[nodiscard]] inline pool_state sum_of_states(pool_state a, pool_state const& b) noexcept {
   for (pool_number const& n : pool_numbers) {
     std::size_t& sum = a.*n.value;

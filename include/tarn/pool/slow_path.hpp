@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap, then climbs the
-// ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on captured streams go to graph/.
+// What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap,
+// then climbs the ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on
+// captured streams go to graph/.
 
 #include <cstddef>
 #include <cstdint>
@@ -78,7 +79,8 @@ class slow_path {
     std::size_t const guard = part == common && heap_.description().active() ? guard_bytes : 0;
     block_request request(id, stream, bytes, bytes + guard, alignment);
     request.part = part;
-    // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its capture's part.
+    // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its
+    // capture's part.
     bool const has_cache = part == common || is_capture_stream(id);
     cache_position position = has_cache ? front_.open(id, stream) : cache_position{};
     block_batch batch;
@@ -119,7 +121,8 @@ class slow_path {
     put(id, stream, p, bytes, alignment, !heap_.is_asleep());
   }
 
-  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it now.
+  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it
+  /// now.
   TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
     if (heap_.is_lost()) return;
@@ -152,7 +155,8 @@ class slow_path {
   /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
   static constexpr std::uint32_t batch_of_capture = 4;
 
-  /// Takes back a block of an owner's part, or one that graphs use. Returns false if it is to be freed as any other.
+  /// Takes back a block of an owner's part, or one that graphs use. Returns false if it is to be freed as any
+  /// other.
   bool take_back_of_graphs(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                            std::size_t alignment) noexcept {
     using fate = typename Pool::graphs_type::fate;
@@ -227,7 +231,8 @@ class slow_path {
     return true;
   }
 
-  /// Returns the large blocks that the thread caches for a captured stream to the heap, where they coalesce, and tries again.
+  /// Returns the large blocks that the thread caches for a captured stream to the heap, where they coalesce,
+  /// and tries again.
   bool take_what_captures_cache(cache_position const& position, block_request const& request,
                                 block_batch& batch) {
     if (!is_capture_stream(request.id) || position.of_stream == nullptr) return false;
@@ -240,7 +245,8 @@ class slow_path {
     return any && take_from_heap(position, request, batch);
   }
 
-  /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there give back what they cache.
+  /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there
+  /// give back what they cache.
   TARN_NOINLINE void climb(cache_position const& position, block_request const& request, block_batch& batch) {
     if (heap_.holds_growth_lock()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
@@ -282,7 +288,8 @@ class slow_path {
     return wanted > free ? wanted - free : wanted;
   }
 
-  /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made from within a climb.
+  /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made
+  /// from within a climb.
   TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
     if (heap_.holds_growth_lock() || !heap_.try_lock_growth()) return;
     growth_lock const growing = heap_.adopt_growth_lock();

@@ -11,9 +11,9 @@
 
 namespace TARN_NAMESPACE {
 
-/// Limits memory that has a `limited` layer to grow by at most `bytes` during a scope. It never raises an existing limit.
-/// The bound applies to all threads. Scopes nest and overlap freely on any threads: the smallest live bound holds, and each
-/// ends with its scope.
+/// Limits memory that has a `limited` layer to grow by at most `bytes` during a scope. It never raises an
+/// existing limit. The bound applies to all threads. Scopes nest and overlap freely on any threads: the
+/// smallest live bound holds, and each ends with its scope.
 template <class Resource>
 class budget_scope {
  public:

@@ -20,9 +20,9 @@ struct cache_guard_options {
   std::atomic<std::uint32_t>* counter = nullptr;  ///< counts the scopes so far; null: every scope
 };
 
-/// Returns cached memory to the driver on entry and exit of a scope, as a pair of torch.cuda.empty_cache calls does, so that
-/// another library can use the memory inside and the scope leaves nothing cached. Live memory is not touched. Each clearing
-/// costs one trim(). An error in the destructor is ignored.
+/// Returns cached memory to the driver on entry and exit of a scope, as a pair of torch.cuda.empty_cache
+/// calls does, so that another library can use the memory inside and the scope leaves nothing cached. Live
+/// memory is not touched. Each clearing costs one trim(). An error in the destructor is ignored.
 template <class Pool>
 class cache_guard {
  public:

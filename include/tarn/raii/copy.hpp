@@ -27,8 +27,8 @@ inline void require_no_overlap(void const* from, std::size_t from_bytes, void co
 }  // namespace detail
 
 /// Copies elements in stream order. The spans have the same number of elements and must not overlap.
-/// Asynchronous if both sides are device or pinned memory; otherwise the driver may wait. Keep pinned host memory alive until
-/// the stream has completed the copy.
+/// Asynchronous if both sides are device or pinned memory; otherwise the driver may wait. Keep pinned host
+/// memory alive until the stream has completed the copy.
 /// @throws length_error  the sizes differ; nothing is copied
 /// @throws cuda_error    the driver refused
 template <stream_driver Driver, class From, class To>

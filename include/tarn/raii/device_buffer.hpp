@@ -28,11 +28,13 @@ using default_device_resource = pool_over<basic_pages<default_driver<T>>>;
 }  // namespace detail
 
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
-/// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on another stream by
-/// set_stream() or record_stream(). One thread at a time per buffer. Holds its resource, so the pool stays alive
-/// as long as the buffer. A default-constructed buffer has no resource: until a buffer with one is assigned, what allocates, copies or
-/// orders throws misuse. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
-/// other operations need the stream to exist.
+/// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on
+/// another stream by set_stream() or record_stream(). One thread at a time per buffer. Holds its resource, so
+/// the pool stays alive as long as the buffer. A default-constructed buffer has no resource: until a buffer
+/// with one is assigned, what allocates, copies or orders throws misuse. A moved-from buffer is empty, keeps
+/// its resource and stream, and may be reused. Destruction never throws, works with any current device and
+/// after the stream is destroyed, and does nothing once the driver is unloaded. All other operations need the
+/// stream to exist.
 template <class T, class Resource = detail::default_device_resource<T>>
 class device_buffer : public owned_elements<T, Resource> {
   using base = owned_elements<T, Resource>;
@@ -40,7 +42,8 @@ class device_buffer : public owned_elements<T, Resource> {
                 "tarn: device_buffer<T> never constructs elements: T must be trivially copyable");
 
  public:
-  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is
+  /// default-constructed.
   device_buffer() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
   = default;
@@ -62,8 +65,9 @@ class device_buffer : public owned_elements<T, Resource> {
     data_ = take(count, call);
     size_ = capacity_ = count;
   }
-  /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
-  /// to the block: a new block taken by a later resize() gets the name given there.
+  /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));`
+  /// (core/tag). The name belongs to the block: a new block taken by a later resize() gets the name given
+  /// there.
   device_buffer(Resource memory, std::size_t count, stream_ref stream, attribution call)
       : device_buffer(std::move(memory), count, stream, base::least_alignment(), call) {}
   /// Constructs a copy of host or device elements, in stream order.
@@ -82,7 +86,8 @@ class device_buffer : public owned_elements<T, Resource> {
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   device_buffer& operator=(device_buffer&&) noexcept = default;
 
-  /// Returns the elements as device pointers. The host must not access them unless the memory is host-accessible.
+  /// Returns the elements as device pointers. The host must not access them unless the memory is
+  /// host-accessible.
   [[nodiscard]] std::span<T> span() noexcept { return {data_, size_}; }
   [[nodiscard]] std::span<T const> span() const noexcept { return {data_, size_}; }
 
@@ -110,8 +115,9 @@ class device_buffer : public owned_elements<T, Resource> {
   }
   void shrink_to_fit(attribution call = attribution::current()) { shrink_to_fit(stream_, call); }
 
-  /// Returns a copy on `stream`, from the same resource, with the same alignment. `stream` first waits, on the device, for this
-  /// buffer's stream, which then waits for the copy: this buffer may be changed or destroyed at once.
+  /// Returns a copy on `stream`, from the same resource, with the same alignment. `stream` first waits, on
+  /// the device, for this buffer's stream, which then waits for the copy: this buffer may be changed or
+  /// destroyed at once.
   /// @throws out_of_memory, cuda_error  nothing has changed
   [[nodiscard]] device_buffer clone(stream_ref stream, attribution call = attribution::current()) const {
     device_buffer made(memory_, size_, stream, alignment_, call);
@@ -119,8 +125,9 @@ class device_buffer : public owned_elements<T, Resource> {
     return made;
   }
 
-  /// Records that work on `stream`, enqueued before the memory is freed, uses it, as torch.Tensor.record_stream() does. The
-  /// memory is deferred until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
+  /// Records that work on `stream`, enqueued before the memory is freed, uses it, as
+  /// torch.Tensor.record_stream() does. The memory is deferred until that work is done; the order of the
+  /// streams does not change. Needs a pool. Amortised O(1).
   /// @throws std::bad_alloc, cuda_error  nothing has changed
   void record_stream(stream_ref stream, source_location where = source_location::current()) const
     requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
@@ -133,8 +140,9 @@ class device_buffer : public owned_elements<T, Resource> {
   void copy_from(std::span<T const> from, source_location where = source_location::current()) {
     tarn::copy(driver(where), from, span(), stream_, where);
   }
-  /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the device, for the
-  /// other buffer's stream. That stream then waits for the copy, so the other buffer may be changed or destroyed at once.
+  /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the
+  /// device, for the other buffer's stream. That stream then waits for the copy, so the other buffer may be
+  /// changed or destroyed at once.
   /// @throws length_error, cuda_error
   template <class Other>
     requires std::is_same_v<typename Other::driver_type, typename Resource::driver_type>
@@ -188,7 +196,8 @@ class device_buffer : public owned_elements<T, Resource> {
                                  .allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
     });
   }
-  /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns whether it copied.
+  /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns
+  /// whether it copied.
   template <class Other>
   bool copied_between_devices(device_buffer<T, Other> const& other, source_location where) {
     if constexpr (has_property<Resource, device_accessible> && !has_property<Resource, host_accessible> &&
@@ -242,8 +251,8 @@ template <class T, class Resource>
   return device_buffer<T, Resource>(std::move(memory), count, stream,
                                     detail::max_of(default_alignment, alignof(T)), call);
 }
-/// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned memory once the stream
-/// has completed the copy.
+/// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned
+/// memory once the stream has completed the copy.
 template <class T, class Resource>
   requires tarn::resource<Resource>
 [[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, as unique_ptr owns host memory.
+// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, as unique_ptr
+// owns host memory.
 
 #include <compare>
 #include <cstddef>
@@ -16,11 +17,12 @@
 
 namespace TARN_NAMESPACE {
 
-/// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is uninitialised: T is
-/// trivially copyable; it may be const, and incomplete until memory is allocated or freed. Move-only. A moved-from pointer is null,
-/// keeps its resource and may be reused. Report use on streams other than stream() by set_stream() or by the resource's
-/// record_stream(). Not thread-safe. Destruction never throws, works with any current device and after the stream is destroyed, and
-/// does nothing once the driver is unloaded. Comparisons and the hash are those of the address.
+/// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is
+/// uninitialised: T is trivially copyable; it may be const, and incomplete until memory is allocated or
+/// freed. Move-only. A moved-from pointer is null, keeps its resource and may be reused. Report use on
+/// streams other than stream() by set_stream() or by the resource's record_stream(). Not thread-safe.
+/// Destruction never throws, works with any current device and after the stream is destroyed, and does
+/// nothing once the driver is unloaded. Comparisons and the hash are those of the address.
 template <class T, class Resource = detail::default_device_resource<T>>
 class device_ptr {
   static constexpr bool is_array = std::is_unbounded_array_v<T>;
@@ -31,7 +33,8 @@ class device_ptr {
   using resource_type = Resource;
   static_assert(!std::is_bounded_array_v<T>, "tarn: use device_ptr<T[]> and pass the count to make_device");
 
-  /// Constructs a null pointer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  /// Constructs a null pointer without a resource, to be assigned later. A resource that is no handle is
+  /// default-constructed.
   device_ptr() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
       : memory_(detail::absent_resource<Resource>()) {}
@@ -41,7 +44,8 @@ class device_ptr {
   /// Constructs a null pointer.
   explicit device_ptr(Resource memory, stream_ref stream = {}) noexcept
       : memory_(std::move(memory)), stream_(detail::identified_if_known(memory_, stream)) {}
-  /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). If `p` is null, `count` is ignored.
+  /// Takes over `count` elements at `p`, allocated by `memory` with alignment(). If `p` is null, `count` is
+  /// ignored.
   device_ptr(Resource memory, pointer p, std::size_t count, stream_ref stream) noexcept
       : memory_(std::move(memory)),
         stream_(detail::identified_if_known(memory_, stream)),
@@ -98,15 +102,16 @@ class device_ptr {
     return p_[i];
   }
 
-  /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was enqueued on the old
-  /// stream, which must still exist. @throws cuda_error  nothing has changed
+  /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was
+  /// enqueued on the old stream, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
     stream = identified(memory_, stream, where);
     if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
     stream_ = stream;
   }
 
-  /// Releases ownership. The caller deallocates, at alignment(), as many bytes as size() elements had before the call.
+  /// Releases ownership. The caller deallocates, at alignment(), as many bytes as size() elements had before
+  /// the call.
   [[nodiscard]] pointer release() noexcept {
     count_ = 0;
     return std::exchange(p_, nullptr);
@@ -166,7 +171,8 @@ template <class T, class Resource>
       call, [&] { return memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment()); });
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
-/// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error, out_of_memory
+/// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error,
+/// out_of_memory
 template <class T, class Resource>
   requires(tarn::resource<Resource> && std::is_unbounded_array_v<T>)
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, std::size_t count, stream_ref stream,

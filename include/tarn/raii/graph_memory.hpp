@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// graph_memory: owns the memory that captured CUDA graphs use; capture_scope: a scope in which captured work allocates from it.
+// graph_memory: owns the memory that captured CUDA graphs use; capture_scope: a scope in which captured work
+// allocates from it.
 
 #include <cstddef>
 #include <utility>
@@ -15,15 +16,17 @@ namespace TARN_NAMESPACE {
 
 class capture_scope;
 
-/// Owns the memory of one graph, or of several graphs that are never replayed at the same time: torch.cuda.graph_pool_handle as an
-/// owner. Inside a capture_scope, what captured work allocates from `memory` or any copy of it belongs to the owner. Blocks that
-/// the capture frees are reused inside it in the order of its streams, and by later captures of the same owner. Nothing else
-/// receives them until the owner is destroyed, whatever other streams and threads do. The owner may outlive the scope, the stream
-/// and the cudaGraphExec_t.
+/// Owns the memory of one graph, or of several graphs that are never replayed at the same time:
+/// torch.cuda.graph_pool_handle as an owner. Inside a capture_scope, what captured work allocates from
+/// `memory` or any copy of it belongs to the owner. Blocks that the capture frees are reused inside it in the
+/// order of its streams, and by later captures of the same owner. Nothing else receives them until the owner
+/// is destroyed, whatever other streams and threads do. The owner may outlive the scope, the stream and the
+/// cudaGraphExec_t.
 ///
-/// Destruction does not wait: the memory serves the pool again when the device has completed all work submitted before (seen at a later
-/// allocation that needs memory, at trim() and at the pool's end). Before CUDA 12.5 it waits for the device. Blocks that are still live
-/// stay valid. An owner is moved, not copied; it keeps the pool alive. Threads may use one owner if one capture at a time is begun.
+/// Destruction does not wait: the memory serves the pool again when the device has completed all work
+/// submitted before (seen at a later allocation that needs memory, at trim() and at the pool's end). Before
+/// CUDA 12.5 it waits for the device. Blocks that are still live stay valid. An owner is moved, not copied;
+/// it keeps the pool alive. Threads may use one owner if one capture at a time is begun.
 template <class Memory>
 class graph_memory {
   static_assert(
@@ -31,8 +34,8 @@ class graph_memory {
       "tarn: graph_memory needs a pool, which keeps a graph's addresses apart: pages | tarn::pooled{}");
 
  public:
-  /// Holds no memory until a capture allocates. Host memory 6 KiB, and as much for allocate() outside captures. At most 65,534 such parts
-  /// live at once in a pool. @throws cuda_error, std::bad_alloc
+  /// Holds no memory until a capture allocates. Host memory 6 KiB, and as much for allocate() outside
+  /// captures. At most 65,534 such parts live at once in a pool. @throws cuda_error, std::bad_alloc
   explicit graph_memory(Memory memory, source_location where = source_location::current())
       : memory_(std::move(memory)),
         owner_(detail::called_from(where, [&] { return nearest(memory_, pool_call::new_graph_memory{}); })) {}
@@ -44,14 +47,17 @@ class graph_memory {
   }
   ~graph_memory() = default;
 
-  /// Allocates a block of the owner for work on `stream`. Inside a capture of this owner, it is as any block of the capture. Elsewhere
-  /// it is from memory that no capture of the owner received: a part of the pool that is kept apart (PyTorch's MemPool), such as the
-  /// inputs of a graph. It is freed as any block, with resource().deallocate(), and is then reused by such calls of this owner, in the
-  /// order of the stream, and by the owner's captures once it is complete; freed in a capture, it is reused by nothing until the owner
-  /// of that capture has ended. On a stream that is captured for another owner, it is memory that every stream may use.
-  /// For a pool, and for a pool under `tracked`, which counts the block; other policies would not see it.
+  /// Allocates a block of the owner for work on `stream`. Inside a capture of this owner, it is as any block
+  /// of the capture. Elsewhere it is from memory that no capture of the owner received: a part of the pool
+  /// that is kept apart (PyTorch's MemPool), such as the inputs of a graph. It is freed as any block, with
+  /// resource().deallocate(), and is then reused by such calls of this owner, in the order of the stream, and
+  /// by the owner's captures once it is complete; freed in a capture, it is reused by nothing until the owner
+  /// of that capture has ended. On a stream that is captured for another owner, it is memory that every
+  /// stream may use. For a pool, and for a pool under `tracked`, which counts the block; other policies would
+  /// not see it.
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc: nothing has changed
-  /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not serve.
+  /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not
+  /// serve.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment,
                                source_location where = source_location::current())
@@ -74,28 +80,32 @@ class graph_memory {
   detail::owned<detail::graph_owner> owner_;
 };
 
-/// While it lives, what is allocated on `stream` belongs to the owner. Open it, begin the capture, end the capture, close it:
-/// cudaStreamBeginCapture and cudaStreamEndCapture, in any capture mode. Work that is launched on the stream inside the scope but
-/// outside the capture must be complete before the graph is replayed on another stream.
+/// While it lives, what is allocated on `stream` belongs to the owner. Open it, begin the capture, end the
+/// capture, close it: cudaStreamBeginCapture and cudaStreamEndCapture, in any capture mode. Work that is
+/// launched on the stream inside the scope but outside the capture must be complete before the graph is
+/// replayed on another stream.
 ///
-/// A stream that joins the capture is recognised when the thread that opened the scope allocates on it. Name it with join() before
-/// another thread uses it, before it only frees, and if the thread has several scopes open. That thread captures nothing else
-/// meanwhile, and all its calls of the pool ask whether their stream joined: a pair on a stream that did not costs 134 ns there, 65
-/// without a scope (H200). Other threads use the pool as before, at the same cost; a bare handle costs one driver call more (20 ns).
+/// A stream that joins the capture is recognised when the thread that opened the scope allocates on it. Name
+/// it with join() before another thread uses it, before it only frees, and if the thread has several scopes
+/// open. That thread captures nothing else meanwhile, and all its calls of the pool ask whether their stream
+/// joined: a pair on a stream that did not costs 134 ns there, 65 without a scope (H200). Other threads use
+/// the pool as before, at the same cost; a bare handle costs one driver call more (20 ns).
 ///
-/// Bare handles may be used inside the capture: CUDA refuses to identify a captured stream, so the pool remembers it. A stream that
-/// tarn did not make and that joined before it was named must be named in one way only: by its handle, or by an identity that was
-/// queried before the capture. From the opening of the scope until the capture has begun, no other thread names the stream: it could not
-/// know whether that is part of the graph, and a bare handle is identified, which invalidates a capture that begins at that moment.
+/// Bare handles may be used inside the capture: CUDA refuses to identify a captured stream, so the pool
+/// remembers it. A stream that tarn did not make and that joined before it was named must be named in one way
+/// only: by its handle, or by an identity that was queried before the capture. From the opening of the scope
+/// until the capture has begun, no other thread names the stream: it could not know whether that is part of
+/// the graph, and a bare handle is identified, which invalidates a capture that begins at that moment.
 ///
-/// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
-/// (fenced, poisoned and checked verify and poison nothing then that they would have to wait for on the device.)
-/// Opening and closing it takes 0.9 us (H200), and longer with many threads. It waits for a thread that grows the pool only where memory
-/// is not known to be ample. Must be destroyed before its owner; any thread may do
-/// so.
+/// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done
+/// after the scope. (fenced, poisoned and checked verify and poison nothing then that they would have to wait
+/// for on the device.) Opening and closing it takes 0.9 us (H200), and longer with many threads. It waits for
+/// a thread that grows the pool only where memory is not known to be ample. Must be destroyed before its
+/// owner; any thread may do so.
 class [[nodiscard]] capture_scope {
  public:
-  /// @throws cuda_error  the driver does not know the stream, another scope is open for it, or 64 streams are captured already;
+  /// @throws cuda_error  the driver does not know the stream, another scope is open for it, or 64 streams are
+  /// captured already;
   ///                     std::bad_alloc
   template <class Memory>
   capture_scope(graph_memory<Memory>& memory, stream_ref stream,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// in_turn(): orders work on one stream after the earlier work of other streams and before their later work, on the device.
+// in_turn(): orders work on one stream after the earlier work of other streams and before their later work,
+// on the device.
 
 #include "tarn/core/error.hpp"
 #include "tarn/raii/stream.hpp"
@@ -14,9 +15,10 @@ struct driven_stream {
   stream_ref stream;
 };
 
-/// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their later work waits for
-/// it. A stream equal to `on` costs nothing; any other costs two events. If one of the others cannot be made to wait, the host
-/// waits for the work instead. @throws what enqueue throws; cuda_error
+/// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their
+/// later work waits for it. A stream equal to `on` costs nothing; any other costs two events. If one of the
+/// others cannot be made to wait, the host waits for the work instead. @throws what enqueue throws;
+/// cuda_error
 template <class Driver, class Enqueue, class... Others>
 void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location where,
              Others const&... others) {

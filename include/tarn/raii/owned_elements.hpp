@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// owned_elements: a block of elements, its resource and its stream: what device_buffer and pinned_buffer have in common.
+// owned_elements: a block of elements, its resource and its stream: what device_buffer and pinned_buffer have
+// in common.
 
 #include <cstddef>
 #include <utility>
@@ -14,7 +15,8 @@
 
 namespace TARN_NAMESPACE {
 
-/// The base of a buffer. Owns the block; a moved-from buffer is empty, keeps its resource and stream, and may be reused.
+/// The base of a buffer. Owns the block; a moved-from buffer is empty, keeps its resource and stream, and may
+/// be reused.
 template <class T, class Resource>
 class owned_elements {
  public:
@@ -35,24 +37,26 @@ class owned_elements {
   [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
-  /// Changes the buffer's stream, which frees the memory. Later work on `stream` waits, on the device, for what was enqueued on the
-  /// old stream. Both streams must exist. @throws cuda_error  nothing has changed
+  /// Changes the buffer's stream, which frees the memory. Later work on `stream` waits, on the device, for
+  /// what was enqueued on the old stream. Both streams must exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
     stream = identified(memory_, stream, where);
     if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
     stream_ = stream;
   }
 
-  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. Host cost O(1), no driver call.
+  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. Host cost O(1), no
+  /// driver call.
   void clear() noexcept { size_ = 0; }
-  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one deallocation.
+  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one
+  /// deallocation.
   void reset() noexcept {
     if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
     data_ = nullptr;
     size_ = capacity_ = 0;
   }
-  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements had
-  /// before the call.
+  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as
+  /// capacity() elements had before the call.
   [[nodiscard]] T* release() noexcept {
     size_ = capacity_ = 0;
     return std::exchange(data_, nullptr);

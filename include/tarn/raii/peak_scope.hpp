@@ -10,11 +10,12 @@
 
 namespace TARN_NAMESPACE {
 
-/// Observes memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap freely: each has its
-/// own mark and does not affect other scopes or the pool's peak. Exact while no two calls overlap, else within tracked::peak_error for
-/// each thread; bytes as the pool rounds them. With peak_of::this_thread only calls of the constructing thread count, starting from
-/// zero, exactly; memory freed by another thread does not lower it. Thread-safe. While such a scope lives, calls of its thread take a
-/// lock; other scopes cost other calls nothing, but the next call of each thread takes it once.
+/// Observes memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap
+/// freely: each has its own mark and does not affect other scopes or the pool's peak. Exact while no two
+/// calls overlap, else within tracked::peak_error for each thread; bytes as the pool rounds them. With
+/// peak_of::this_thread only calls of the constructing thread count, starting from zero, exactly; memory
+/// freed by another thread does not lower it. Thread-safe. While such a scope lives, calls of its thread take
+/// a lock; other scopes cost other calls nothing, but the next call of each thread takes it once.
 template <class Resource>
 class peak_scope {
  public:

@@ -25,7 +25,8 @@ namespace TARN_NAMESPACE {
 enum class elements { value_initialised, uninitialised };
 
 namespace detail {
-void elements_without_a_default_constructor_can_only_be_uninitialised();  // not defined: its name is the error message
+void elements_without_a_default_constructor_can_only_be_uninitialised();  // not defined: its name is the
+                                                                          // error message
 
 /// Parameter for a type without a default constructor: anything but elements::uninitialised does not compile.
 struct can_only_be_uninitialised {
@@ -58,7 +59,8 @@ class pinned_buffer : public owned_elements<T, Resource> {
   using iterator = T*;
   using const_iterator = T const*;
 
-  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is
+  /// default-constructed.
   pinned_buffer() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
   = default;
@@ -115,7 +117,8 @@ class pinned_buffer : public owned_elements<T, Resource> {
   /// Returns the alignment of the memory, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept { return base::least_alignment(); }
 
-  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy may be running.
+  /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
+  /// may be running.
   /// @throws length_error, out_of_memory  nothing has changed
   void resize(std::size_t count, elements what = elements::value_initialised,
               attribution call = attribution::current())
@@ -132,7 +135,8 @@ class pinned_buffer : public owned_elements<T, Resource> {
     if (count > capacity_) detail::called_from<Resource>(call, [&] { relocate(count); });
     size_ = count;
   }
-  /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong guarantee.
+  /// Releases unused capacity by moving to a block of size() elements. No copy may be running. Strong
+  /// guarantee.
   void shrink_to_fit(attribution call = attribution::current()) {
     if (size_ < capacity_) detail::called_from<Resource>(call, [&] { relocate(size_); });
   }

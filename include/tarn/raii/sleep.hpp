@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// sleep() and wake(): a pool gives its physical memory back for a while and keeps its addresses. sleep_scope does both.
+// sleep() and wake(): a pool gives its physical memory back for a while and keeps its addresses. sleep_scope
+// does both.
 
 #include <cstddef>
 #include <type_traits>
@@ -32,28 +33,35 @@ inline constexpr bool require_can_sleep() noexcept {
 
 }  // namespace detail
 
-/// Gives the physical memory of a pool back to the driver, so that other pools and programs can use it, and keeps every address:
-/// blocks, views and captured graphs are valid again after wake(). Several pools sleep and wake independently.
+/// Gives the physical memory of a pool back to the driver, so that other pools and programs can use it, and
+/// keeps every address: blocks, views and captured graphs are valid again after wake(). Several pools sleep
+/// and wake independently.
 ///
-/// No work uses the pool's memory from this call until wake() returns; the caller has synchronised the streams that did. A
-/// `checked` layer reports where that is not so. Until then allocations throw pool_asleep; deallocations, statistics, trim() and
-/// the end of the pool work, and blocks that are freed need not be taken back. Does nothing, and returns 0, if the pool is
-/// asleep: the contents are those of the first call.
+/// No work uses the pool's memory from this call until wake() returns; the caller has synchronised the
+/// streams that did. A `checked` layer reports where that is not so. Until then allocations throw
+/// pool_asleep; deallocations, statistics, trim() and the end of the pool work, and blocks that are freed
+/// need not be taken back. Does nothing, and returns 0, if the pool is asleep: the contents are those of the
+/// first call.
 ///
 /// Handles with a page_pin stay mapped, with their contents.
 ///
-/// The memory of the pool's graph_memories sleeps and wakes with it, all or none. A capture_scope may be opened while the pool
-/// sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the addresses that the pool keeps. In a forked child sleep()
-/// and wake() do nothing, and return 0.
+/// The memory of the pool's graph_memories sleeps and wakes with it, all or none. A capture_scope may be
+/// opened while the pool sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the
+/// addresses that the pool keeps. In a forked child sleep() and wake() do nothing, and return 0.
 /// @param where  whether contents are kept
-/// @returns the bytes given back, cached memory included; less if the driver does not report that a copy is complete: handles whose
+/// @returns the bytes given back, cached memory included; less if the driver does not report that a copy is
+/// complete: handles whose
 ///          contents are not known to be saved keep their memory
-/// @throws out_of_memory               pinned memory for the contents is lacking; the pool is awake, nothing has changed
-/// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool of the process
-/// @throws cuda_error                  of kind `unsupported`: the device has no virtual memory management, so the addresses could
+/// @throws out_of_memory               pinned memory for the contents is lacking; the pool is awake, nothing
+/// has changed
+/// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool
+/// of the process
+/// @throws cuda_error                  of kind `unsupported`: the device has no virtual memory management, so
+/// the addresses could
 ///                                     not be kept; nothing has changed. empty_cache() gives back what is free
 /// @throws misuse                      called by a handler of the pool's own growth
-/// Waits on the host for the copies. Thread-safe. O(handles + ranges): 35 us per handle on an H200, plus the copies.
+/// Waits on the host for the copies. Thread-safe. O(handles + ranges): 35 us per handle on an H200, plus the
+/// copies.
 template <class Memory>
 std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_memory,
                   source_location place = source_location::current()) {
@@ -62,16 +70,21 @@ std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_mem
   }
 }
 
-/// Takes the memory of a sleeping pool again, at the same addresses, with the contents that were kept. Does nothing, and
-/// returns 0, if the pool is awake. If the device has too little, the other pools there give back what they cache, the one that was
-/// made last first; what work still uses is waited for only if the rest does not suffice.
-/// @param then  whether the host memory of the contents is freed, or kept for the next sleep until the pool ends
+/// Takes the memory of a sleeping pool again, at the same addresses, with the contents that were kept. Does
+/// nothing, and returns 0, if the pool is awake. If the device has too little, the other pools there give
+/// back what they cache, the one that was made last first; what work still uses is waited for only if the
+/// rest does not suffice.
+/// @param then  whether the host memory of the contents is freed, or kept for the next sleep until the pool
+/// ends
 /// @returns the bytes taken: those of handles with live blocks
-/// @throws out_of_memory  still not enough memory, or a limit below the pool has too little left: report().lacking is what must
+/// @throws out_of_memory  still not enough memory, or a limit below the pool has too little left:
+/// report().lacking is what must
 ///                        become free. The pool stays asleep and keeps its contents: free memory and call again
-/// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool of the process
+/// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool
+/// of the process
 /// @throws misuse                      called by a handler of the source while it wakes the pool
-/// Waits on the host for the copies. Thread-safe. O(handles + slots of views): 45 us per handle on an H200, plus the copies.
+/// Waits on the host for the copies. Thread-safe. O(handles + slots of views): 45 us per handle on an H200,
+/// plus the copies.
 template <class Memory>
 std::size_t wake(Memory const& memory, after_waking then = after_waking::free_host_memory,
                  source_location place = source_location::current()) {
@@ -88,8 +101,8 @@ template <class Memory>
   }
 }
 
-/// A pool sleeps during a scope. If it cannot be woken at the end, the error is ignored and the pool stays asleep: call wake()
-/// before the end of the scope to handle it.
+/// A pool sleeps during a scope. If it cannot be woken at the end, the error is ignored and the pool stays
+/// asleep: call wake() before the end of the scope to handle it.
 template <class Pool>
 class sleep_scope {
  public:

@@ -35,8 +35,8 @@ template <default_streams Which, stream_driver Driver>
 
 }  // namespace detail
 
-/// Queries the driver once for a stream's identity, so that a pool need not query it at every call (about 18 ns each).
-/// Query again if the stream is destroyed and its handle is reused.
+/// Queries the driver once for a stream's identity, so that a pool need not query it at every call (about 18
+/// ns each). Query again if the stream is destroyed and its handle is reused.
 /// @param memory  a resource or a driver. A default stream is that of its device, whichever is current; of
 ///                memory that the host can access it is that of the calling thread's current device
 /// @throws cuda_error  the driver does not know the stream
@@ -75,10 +75,11 @@ template <stream_driver Driver>
 }
 #endif
 
-/// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
-/// wait: the driver completes the stream's work. A moved-from object is empty: any use but destruction, assignment and the test whether it
-/// has a stream throws misuse, since a null handle is the default stream. The constructor takes no place for its errors: nvcc 13.0 ends without a message
-/// where a default member initialiser constructs such a type in braces.
+/// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once.
+/// Destruction does not wait: the driver completes the stream's work. A moved-from object is empty: any use
+/// but destruction, assignment and the test whether it has a stream throws misuse, since a null handle is the
+/// default stream. The constructor takes no place for its errors: nvcc 13.0 ends without a message where a
+/// default member initialiser constructs such a type in braces.
 template <stream_driver Driver>
 class basic_stream {
  public:
@@ -137,7 +138,8 @@ class basic_stream {
 };
 
 #if TARN_HAS_CUDA
-/// An owning stream of the current device: `tarn::stream stream;`. A class, since g++ warns of a parameter that shadows an alias.
+/// An owning stream of the current device: `tarn::stream stream;`. A class, since g++ warns of a parameter
+/// that shadows an alias.
 class stream : public basic_stream<cuda_driver> {
  public:
   using basic_stream<cuda_driver>::basic_stream;
@@ -156,7 +158,8 @@ struct stream_at {
   source_location where;
 };
 
-/// As identified(), where exceptions are not possible: returns a stream that the driver does not know unchanged.
+/// As identified(), where exceptions are not possible: returns a stream that the driver does not know
+/// unchanged.
 template <has_driver Resource>
 [[nodiscard]] stream_ref identified_if_known(Resource const& memory, stream_ref stream) noexcept {
   if (stream.id() != stream_ref::unknown_id) return stream;

@@ -19,8 +19,9 @@
 
 namespace TARN_NAMESPACE {
 
-/// Returns the statistics of each tag under which memory was allocated, including "untagged", sorted by bytes (descending),
-/// then by name. For memory with a `with_history` layer. Takes its lock briefly. @throws std::bad_alloc
+/// Returns the statistics of each tag under which memory was allocated, including "untagged", sorted by bytes
+/// (descending), then by name. For memory with a `with_history` layer. Takes its lock briefly. @throws
+/// std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<history_tag> memory_by_tag(Resource memory) {
   auto const ask = [](auto& layer) -> decltype(layer.tags()) { return layer.tags(); };
@@ -34,8 +35,9 @@ template <class Resource>
   return tags;
 }
 
-/// Returns memory_by_tag() as a table, 75 columns between its edges, with the sum last. A column has one unit, so that it can be added
-/// up by eye; numbers are truncated. Peaks are per tag and occur at different times. Names are cut, and printable whatever they hold.
+/// Returns memory_by_tag() as a table, 75 columns between its edges, with the sum last. A column has one
+/// unit, so that it can be added up by eye; numbers are truncated. Peaks are per tag and occur at different
+/// times. Names are cut, and printable whatever they hold.
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_by_tag_summary(Resource memory) {

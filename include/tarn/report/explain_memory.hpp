@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// explain_memory: accounts for a device's memory, for example why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
+// explain_memory: accounts for a device's memory, for example why nvidia-smi shows 1,072 MiB for a model of
+// 0.0004 MiB.
 
 #include <algorithm>
 #include <cstddef>
@@ -87,7 +88,8 @@ found_share share_of(Memory memory) {
           }));
       p.reserved = p.live = allocated;
     }
-    // `tracked` may also count memory of another source (fallback_to); then it does not show this pool's rounding.
+    // `tracked` may also count memory of another source (fallback_to); then it does not show this pool's
+    // rounding.
     if (allocated <= p.live) {
       p.requested = requested;
       p.rounding = allocated - requested;
@@ -188,7 +190,8 @@ memory_explanation explain(Subjects const&... subjects) {
   std::string why;
   device_account account = account_of(driver, why);
   bool const knows_more = account.source[0] != '\0';
-  // A management library that reports less total memory than the driver means something else (a part of it, or host memory).
+  // A management library that reports less total memory than the driver means something else (a part of it,
+  // or host memory).
   bool const fits = account.total == device_account::unknown || account.total >= e.total;
   if (!fits) account = {};
   e.source = knows_more && fits ? std::string("reported by the driver and by ") + account.source
@@ -212,7 +215,8 @@ memory_explanation explain(Subjects const&... subjects) {
   return e;
 }
 
-/// Less than any context uses, bytes (contexts start at some 100 MiB): a smaller change is due to other processes.
+/// Less than any context uses, bytes (contexts start at some 100 MiB): a smaller change is due to other
+/// processes.
 inline constexpr std::size_t least_context = std::size_t{32} << 20;
 
 template <class... Subjects>
@@ -232,15 +236,16 @@ context_cost measure(Subjects const&... subjects) {
 
 /// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`)
 /// of one device, pools of host memory, a driver or a device_id if there is no pool yet, and the result of
-/// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one. Pools of the process on the
-/// device that are not passed are one row.
+/// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one.
+/// Pools of the process on the device that are not passed are one row.
 ///
 ///   std::cout << tarn::explain_memory(pool);
 ///
-/// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is meaningful only if
-/// nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts are unknown and reported as such.
-/// Creates the device's context if there is none. Cost: NVML is initialised and shut down, 10 to 100 ms; it does not wait for
-/// the device, but for threads that grow the pools that are passed. Thread-safe.
+/// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is
+/// meaningful only if nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts
+/// are unknown and reported as such. Creates the device's context if there is none. Cost: NVML is initialised
+/// and shut down, 10 to 100 ms; it does not wait for the device, but for threads that grow the pools that are
+/// passed. Thread-safe.
 /// @throws cuda_error  the driver does not report free memory
 /// @throws misuse      a pool belongs to another device: call it once per device
 template <class... Subjects>
@@ -251,14 +256,15 @@ template <class... Subjects>
   return detail::explain(detail::as_subject(subjects)...);
 }
 
-/// Measures the device memory of this process's context and modules; takes the arguments of explain_memory(). Call it at
-/// program start, before anything but those pools has allocated, and pass the result to explain_memory(), which then reports
-/// other allocations separately. Modules are loaded on first use: later ones count as other allocations.
+/// Measures the device memory of this process's context and modules; takes the arguments of explain_memory().
+/// Call it at program start, before anything but those pools has allocated, and pass the result to
+/// explain_memory(), which then reports other allocations separately. Modules are loaded on first use: later
+/// ones count as other allocations.
 ///
-/// The result is what the management library reports for the process minus what the pools hold. If the library does not see the
-/// process (in a container), it is the decrease of free memory while the context is created: then this must be the program's
-/// first call on the device, and what other processes allocate in that fraction of a second is included. Otherwise unknown.
-/// Cost and errors as explain_memory(), twice.
+/// The result is what the management library reports for the process minus what the pools hold. If the
+/// library does not see the process (in a container), it is the decrease of free memory while the context is
+/// created: then this must be the program's first call on the device, and what other processes allocate in
+/// that fraction of a second is included. Otherwise unknown. Cost and errors as explain_memory(), twice.
 template <class... Subjects>
 [[nodiscard]] context_cost measure_context(Subjects const&... subjects) {
   return detail::measure(detail::as_subject(subjects)...);

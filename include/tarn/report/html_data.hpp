@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// html_data: the events and blocks of a snapshot as numbers for the HTML page (the reader is timeline/model.js).
+// html_data: the events and blocks of a snapshot as numbers for the HTML page (the reader is
+// timeline/model.js).
 //
 //   shapes   combinations shared by many blocks, each written once: bytes, requested, stream, tag, location
 //   events   a head, what << 3 | code, then: for an allocation (what: its shape) the address and time differences; for the free

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Encodes numbers for the page: LEB128 (seven bits per byte, low bits first, the top bit set if more bytes follow) in base64,
-// which is plain text in HTML. An event takes 4 to 8 characters; as JSON it would take 100.
+// Encodes numbers for the page: LEB128 (seven bits per byte, low bits first, the top bit set if more bytes
+// follow) in base64, which is plain text in HTML. An event takes 4 to 8 characters; as JSON it would take
+// 100.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// json_text: an incremental JSON writer that places commas, quotes and escapes correctly for any text. Allocates only for the
-// current escaped text.
+// json_text: an incremental JSON writer that places commas, quotes and escapes correctly for any text.
+// Allocates only for the current escaped text.
 
 #include <charconv>
 #include <cstddef>
@@ -15,7 +15,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Where the text stands. In a script element `<`, `>` and `&` are escaped, so that no text can end the element or begin a comment.
+/// Where the text stands. In a script element `<`, `>` and `&` are escaped, so that no text can end the
+/// element or begin a comment.
 enum class json_in : std::uint8_t { file, script };
 
 class json_text {

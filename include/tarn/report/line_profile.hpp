@@ -34,7 +34,8 @@ struct profiled_line {
 
 namespace detail {
 
-/// The profiled lines of the process. Created at first use and never destroyed: lines may run during process exit.
+/// The profiled lines of the process. Created at first use and never destroyed: lines may run during process
+/// exit.
 class line_registry {
  public:
   /// Maximum number of distinct lines; calls of further ones are counted in dropped().
@@ -86,10 +87,10 @@ class line_registry {
 
 }  // namespace detail
 
-/// Adds the memory use of a scope to the line that declares it. The memory has a `tracked` layer, as every device_pool does. By
-/// default only calls of the current thread count: memory freed by another thread does not. Scopes nest; an outer one includes
-/// the inner ones. Costs a high-water mark while alive (see peak_scope) and one lock at the end. Throws only if the first scope
-/// cannot allocate the table.
+/// Adds the memory use of a scope to the line that declares it. The memory has a `tracked` layer, as every
+/// device_pool does. By default only calls of the current thread count: memory freed by another thread does
+/// not. Scopes nest; an outer one includes the inner ones. Costs a high-water mark while alive (see
+/// peak_scope) and one lock at the end. Throws only if the first scope cannot allocate the table.
 template <class Resource>
 class [[nodiscard]] line_profile_scope {
  public:

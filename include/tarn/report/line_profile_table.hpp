@@ -21,7 +21,8 @@ namespace TARN_NAMESPACE {
 /// Whether the table shows the text of the lines, read from the source files if they are readable.
 enum class source_text { shown, left_out };
 
-/// Returns the memory use of each profiled line since program start or the last reset_line_profile(), by file and line.
+/// Returns the memory use of each profiled line since program start or the last reset_line_profile(), by file
+/// and line.
 /// @throws std::bad_alloc
 [[nodiscard]] inline std::vector<profiled_line> line_profile() {
   std::vector<profiled_line> lines;
@@ -79,8 +80,9 @@ class source_lines {
 
 }  // namespace detail
 
-/// Returns the profile as a table: a heading per file, then per line its number, calls, change of live bytes over all calls,
-/// the highest use above the start of a call, and the source text or the function. @throws std::bad_alloc
+/// Returns the profile as a table: a heading per file, then per line its number, calls, change of live bytes
+/// over all calls, the highest use above the start of a call, and the source text or the function. @throws
+/// std::bad_alloc
 [[nodiscard]] inline std::string line_profile_table(source_text source = source_text::shown) {
   detail::source_lines sources;
   std::string out;

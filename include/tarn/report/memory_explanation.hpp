@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// memory_explanation: the parts of a device's memory as numbers and as a table, with a residual that makes their sum exact.
+// memory_explanation: the parts of a device's memory as numbers and as a table, with a residual that makes
+// their sum exact.
 
 #include <charconv>
 #include <cstddef>
@@ -69,12 +70,13 @@ struct memory_explanation {
     for (pool_share const& p : pools) sum += p.reserved;
     return sum;
   }
-  /// Returns the bytes that count as this process's in the sum: those known to be outside the pools, plus the pools.
+  /// Returns the bytes that count as this process's in the sum: those known to be outside the pools, plus the
+  /// pools.
   [[nodiscard]] std::size_t process() const noexcept {
     return outside_pools.value_or(context.value_or(0)) + reserved();
   }
-  /// Returns the total minus all known parts. Negative if figures overlap: taken at different moments, or by a driver that
-  /// shares memory between processes.
+  /// Returns the total minus all known parts. Negative if figures overlap: taken at different moments, or by
+  /// a driver that shares memory between processes.
   [[nodiscard]] std::int64_t residual() const noexcept {
     return number(total) - number(other_processes.value_or(0)) - number(process()) -
            number(set_aside.value_or(0)) - number(free);

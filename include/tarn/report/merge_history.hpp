@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// merge_history(): merges the records of a `with_history` layer into the blocks of a pool: tags, locations and requested bytes, and one
-// history of calls, handles and segments. The two are taken at different moments; differences are resolved so that blocks tile
-// their segments.
+// merge_history(): merges the records of a `with_history` layer into the blocks of a pool: tags, locations
+// and requested bytes, and one history of calls, handles and segments. The two are taken at different
+// moments; differences are resolved so that blocks tile their segments.
 
 #include <algorithm>
 #include <cstddef>
@@ -92,8 +92,9 @@ inline void cut_block(snapshot_block const& whole, std::vector<history_block>::c
   add_rest(end);
 }
 
-/// Adds the layer's data to the pool's blocks. `live` is sorted by address. Blocks of the layer for which the pool holds no
-/// memory are omitted; blocks that the pool has allocated and the layer has not seen stay live, with 0 requested.
+/// Adds the layer's data to the pool's blocks. `live` is sorted by address. Blocks of the layer for which the
+/// pool holds no memory are omitted; blocks that the pool has allocated and the layer has not seen stay live,
+/// with 0 requested.
 /// @returns true if every block of the layer is live in the pool
 inline bool merge_history(std::vector<snapshot_segment>& segments, std::vector<history_block> const& live) {
   bool agreed = true;
@@ -160,8 +161,9 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
   }
 }
 
-/// Returns what the pool reserved and released, by time. Memory that it holds without a recorded reserve, or released without
-/// one, is reported as reserved at time 0: at each moment from the first record on, the sum is what was reserved then.
+/// Returns what the pool reserved and released, by time. Memory that it holds without a recorded reserve, or
+/// released without one, is reported as reserved at time 0: at each moment from the first record on, the sum
+/// is what was reserved then.
 /// @param now    the current time of the records' clock
 /// @param now_ns the current time of the snapshot
 [[nodiscard]] inline std::vector<snapshot_event> growth_events(pool_contents const& contents,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot's history in Chrome's trace format, for ui.perfetto.dev and chrome://tracing. Contains counters of live and
-// reserved bytes and of each tag, larger blocks as slices from allocation to free, and refused requests as markers.
+// A snapshot's history in Chrome's trace format, for ui.perfetto.dev and chrome://tracing. Contains counters
+// of live and reserved bytes and of each tag, larger blocks as slices from allocation to free, and refused
+// requests as markers.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +21,8 @@
 namespace TARN_NAMESPACE {
 
 struct perfetto_options {
-  /// Smaller blocks are only counted: a slice takes 300 bytes of the file, and viewers handle some 100,000 of them.
+  /// Smaller blocks are only counted: a slice takes 300 bytes of the file, and viewers handle some 100,000 of
+  /// them.
   std::size_t least_slice_bytes = 1_MiB;
 };
 
@@ -194,9 +196,10 @@ class perfetto_writer {
 
 }  // namespace detail
 
-/// Writes a snapshot's history in Chrome's JSON trace format; times are microseconds since the snapshot's start. Errors are
-/// reported by the stream's state. Where no calls were recorded, live bytes are a single value, at the snapshot's time. Some 80 bytes of the file per counter step; two steps per allocation or free with tags, else
-/// one.
+/// Writes a snapshot's history in Chrome's JSON trace format; times are microseconds since the snapshot's
+/// start. Errors are reported by the stream's state. Where no calls were recorded, live bytes are a single
+/// value, at the snapshot's time. Some 80 bytes of the file per counter step; two steps per allocation or
+/// free with tags, else one.
 inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_options const& options = {}) {
   detail::perfetto_writer(out, s, options).write();
 }

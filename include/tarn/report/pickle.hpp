@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot in the format of PyTorch's tools: drop the file on pytorch.org/memory_viz, or run `python _memory_viz.py
-// stats|trace|segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
+// A snapshot in the format of PyTorch's tools: drop the file on pytorch.org/memory_viz, or run `python
+// _memory_viz.py stats|trace|segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
 
 #include <cstddef>
 #include <cstdint>
@@ -66,8 +66,8 @@ class snapshot_pickler {
     pickle_.word(value);
   }
 
-  /// Writes the frames of a location, innermost first, with the tag as the outermost: flame graphs group by it, and every view
-  /// shows it.
+  /// Writes the frames of a location, innermost first, with the tag as the outermost: flame graphs group by
+  /// it, and every view shows it.
   void frames(std::uint32_t tag, std::uint32_t location) {
     pickle_.word("frames");
     auto const known = frames_.find({tag, location});
@@ -130,7 +130,8 @@ class snapshot_pickler {
     pickle_.number(graph_memory);
     pickle_.end_pair();
   }
-  /// Returns the requested bytes of a block, which PyTorch always has; where tarn does not know them, the whole block.
+  /// Returns the requested bytes of a block, which PyTorch always has; where tarn does not know them, the
+  /// whole block.
   static std::size_t requested_of(snapshot_block const& b) noexcept {
     return b.requested != 0 || b.use == block_use::cached ? b.requested : b.bytes;
   }
@@ -197,12 +198,12 @@ class snapshot_pickler {
 
 }  // namespace detail
 
-/// Writes a snapshot as a pickle of protocol 4. Errors are reported by the stream's state. `size` of an event is the requested
-/// bytes, as in PyTorch; times are microseconds since 1970; the default stream is 0; the tag is the outermost frame,
-/// "tag:0:NAME". Handles are written as segment_map and segment_unmap, as PyTorch's expandable segments; over blocks
-/// segment_alloc and segment_free. An event without a segment in the history gets one; an event that contradicts the final
-/// state is omitted: see viewer_history.hpp. Host memory: one byte per event, 50 per live block, 64 KiB. Some 60 bytes of the
-/// file per event.
+/// Writes a snapshot as a pickle of protocol 4. Errors are reported by the stream's state. `size` of an event
+/// is the requested bytes, as in PyTorch; times are microseconds since 1970; the default stream is 0; the tag
+/// is the outermost frame, "tag:0:NAME". Handles are written as segment_map and segment_unmap, as PyTorch's
+/// expandable segments; over blocks segment_alloc and segment_free. An event without a segment in the history
+/// gets one; an event that contradicts the final state is omitted: see viewer_history.hpp. Host memory: one
+/// byte per event, 50 per live block, 64 KiB. Some 60 bytes of the file per event.
 inline void write_pickle(std::ostream& out, snapshot const& s) {
   detail::snapshot_pickler(out, s).write();
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// An incremental writer of pickles of protocol 4: dictionaries, lists, strings, integers, pairs, and references to earlier
-// values. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes a batch as the arguments of one call).
+// An incremental writer of pickles of protocol 4: dictionaries, lists, strings, integers, pairs, and
+// references to earlier values. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes
+// a batch as the arguments of one call).
 
 #include <cstddef>
 #include <cstdint>

@@ -42,8 +42,9 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 
 }  // namespace detail
 
-/// Writes a snapshot to a file in the format of its extension: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
-/// Perfetto and Chrome, `.json` for other programs. A file beside it is written, which then replaces an existing one.
+/// Writes a snapshot to a file in the format of its extension: `.pickle` or `.pkl` for PyTorch's memory_viz,
+/// `.trace.json` for Perfetto and Chrome, `.json` for other programs. A file beside it is written, which then
+/// replaces an existing one.
 /// @throws unknown_format  another extension
 /// @throws file_error      the file cannot be created or not completely written
 /// @throws std::bad_alloc

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot: the state of a pool at one moment and its history, as plain data. Writers turn it into files: pickle (PyTorch's
-// memory_viz), timeline_html, perfetto, snapshot_json.
+// A snapshot: the state of a pool at one moment and its history, as plain data. Writers turn it into files:
+// pickle (PyTorch's memory_viz), timeline_html, perfetto, snapshot_json.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,8 @@ namespace TARN_NAMESPACE {
 
 enum class block_use : std::uint8_t {
   live,  ///< allocated (PyTorch: active_allocated)
-  /// Freed, but another stream that used it has not finished, a graph uses it, or `checked` keeps it (active_pending_free).
+  /// Freed, but another stream that used it has not finished, a graph uses it, or `checked` keeps it
+  /// (active_pending_free).
   deferred,
   cached  ///< free for reuse (inactive)
 };
@@ -23,8 +24,8 @@ enum class block_use : std::uint8_t {
 struct snapshot_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  /// Set for a live block that a `with_history` layer saw, and for a deferred one (the size requested from the pool if the history
-  /// lacks its allocation); otherwise 0.
+  /// Set for a live block that a `with_history` layer saw, and for a deferred one (the size requested from
+  /// the pool if the history lacks its allocation); otherwise 0.
   std::size_t requested = 0;
   block_use use = block_use::cached;
   stream_id stream = 0;        ///< of the allocation; of a cached block: the last possible user; 0: unowned
@@ -36,8 +37,9 @@ struct snapshot_block {
 };
 
 enum class segment_kind : std::uint8_t {
-  pages,  ///< consecutive physical handles, at their original addresses
-  view,  ///< one live block remapped from handles of several locations; these are not listed at their original addresses
+  pages,    ///< consecutive physical handles, at their original addresses
+  view,     ///< one live block remapped from handles of several locations; these are not listed at their
+            ///< original addresses
   upstream  ///< one block of the resource below a pool that has no pages
 };
 
@@ -47,7 +49,8 @@ struct snapshot_piece {
   std::size_t bytes = 0;
 };
 
-/// An address range backed by memory; its blocks tile it. The bytes of all segments add up to the pool's reserved bytes.
+/// An address range backed by memory; its blocks tile it. The bytes of all segments add up to the pool's
+/// reserved bytes.
 struct snapshot_segment {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;

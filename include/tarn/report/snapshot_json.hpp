@@ -15,9 +15,10 @@
 //    "events":   [{"kind": "allocate" | "free" | "refused" | "reserve" | "release",
 //                  "address", "bytes", "requested", "stream", "tag", "location", "time_ns"}]}
 //
-// Bytes, counts, streams and times are numbers; a time is nanoseconds since started_ns, which is nanoseconds since 1970.
-// Addresses are strings ("0x7f0000000000"), since many readers keep 53 bits of a number. `tag` and `location` are indices. Text is
-// UTF-8; invalid bytes become U+FFFD. Each block of a segment and each event is one line.
+// Bytes, counts, streams and times are numbers; a time is nanoseconds since started_ns, which is nanoseconds
+// since 1970. Addresses are strings ("0x7f0000000000"), since many readers keep 53 bits of a number. `tag`
+// and `location` are indices. Text is UTF-8; invalid bytes become U+FFFD. Each block of a segment and each
+// event is one line.
 
 #include <ostream>
 
@@ -99,8 +100,8 @@ inline void write_segment(json_text& json, snapshot_segment const& s) {
 
 }  // namespace detail
 
-/// Writes a snapshot as JSON. Errors are reported by the stream's state. Host memory: 64 KiB for any snapshot. Some 150 bytes
-/// per event.
+/// Writes a snapshot as JSON. Errors are reported by the stream's state. Host memory: 64 KiB for any
+/// snapshot. Some 150 bytes per event.
 inline void write_json(std::ostream& out, snapshot const& s) {
   detail::json_text json(out);
   json.begin_object().field("format", "tarn snapshot").field("version", 1).field("title", s.title);

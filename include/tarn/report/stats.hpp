@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory statistics under the names of PyTorch. Reading them changes nothing; the reset functions change peaks and totals.
+// Memory statistics under the names of PyTorch. Reading them changes nothing; the reset functions change
+// peaks and totals.
 
 #include <array>
 #include <cstddef>
@@ -136,8 +137,9 @@ reported_numbers read_numbers(Resource& memory) {
 
 }  // namespace detail
 
-/// Returns the bytes allocated now, as the pool rounds them. Exact. If more bytes were freed than allocated, which only a double
-/// free or a free to the wrong resource can cause, it reports misuse and returns 0. O(threads that have counted, at most 32).
+/// Returns the bytes allocated now, as the pool rounds them. Exact. If more bytes were freed than allocated,
+/// which only a double free or a free to the wrong resource can cause, it reports misuse and returns 0.
+/// O(threads that have counted, at most 32).
 template <class Resource>
 [[nodiscard]] std::size_t memory_allocated(Resource memory) {
   std::int64_t const bytes = detail::statistics_of(memory).allocated_bytes[0].current;
@@ -150,13 +152,15 @@ template <class Resource>
   }
   return static_cast<std::size_t>(bytes);
 }
-/// Returns the maximum of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact. Costs as that.
+/// Returns the maximum of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
+/// Costs as that.
 template <class Resource>
 [[nodiscard]] std::size_t max_memory_allocated(Resource memory) {
   return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].peak);
 }
-/// Returns all cached memory of the pool to the driver, as torch.cuda.empty_cache() does. Waits for the streams that freed it.
-/// O(streams + free ranges + handles log handles + slots of views): two driver calls for each handle and its places in views.
+/// Returns all cached memory of the pool to the driver, as torch.cuda.empty_cache() does. Waits for the
+/// streams that freed it. O(streams + free ranges + handles log handles + slots of views): two driver calls
+/// for each handle and its places in views.
 template <class Resource>
 void empty_cache(Resource const& memory, source_location where = source_location::current()) {
   static_assert(detail::is_pooled<Resource>, "tarn: empty_cache needs a pool; add: | tarn::pooled{}");
@@ -173,11 +177,12 @@ template <class Resource>
   return detail::state_of(memory).reserved_peak;
 }
 
-/// Returns where the nearest pool's memory comes from, as torch.cuda.get_allocator_backend() does: "pages" (mapped pages of
-/// cuda_pages), "cudaMalloc", "cudaMallocAsync", "cudaHostAlloc", "cudaHostRegister", "cudaMallocManaged" or "operator new";
-/// "blocks" if a source of your own does not report it. A device_pool returns "pages", and "cudaMalloc" where the device has no
-/// virtual memory management or a memory tool is attached: its memory is then segments that are neither extended nor remapped, and
-/// sleep() is refused. Of a fallback_to: that of the first resource. A tool is noticed at the first allocation. Static storage. One
+/// Returns where the nearest pool's memory comes from, as torch.cuda.get_allocator_backend() does: "pages"
+/// (mapped pages of cuda_pages), "cudaMalloc", "cudaMallocAsync", "cudaHostAlloc", "cudaHostRegister",
+/// "cudaMallocManaged" or "operator new"; "blocks" if a source of your own does not report it. A device_pool
+/// returns "pages", and "cudaMalloc" where the device has no virtual memory management or a memory tool is
+/// attached: its memory is then segments that are neither extended nor remapped, and sleep() is refused. Of a
+/// fallback_to: that of the first resource. A tool is noticed at the first allocation. Static storage. One
 /// read of the state; thread-safe.
 template <class Resource>
 [[nodiscard]] char const* allocator_backend(Resource const& memory) noexcept {
@@ -232,17 +237,18 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 ///   num_alloc_retries              times that the driver refused and the cache was searched again
 ///   num_sync_all_streams           times that the host waited for a stream
 ///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
-/// The memory of captured graphs is part of these numbers, as PyTorch's private pools are. PyTorch has no keys for it alone. While
-/// a pool holds any, there are four keys of tarn's own, each a current value:
+/// The memory of captured graphs is part of these numbers, as PyTorch's private pools are. PyTorch has no
+/// keys for it alone. While a pool holds any, there are four keys of tarn's own, each a current value:
 ///   graph_memory.owners            graph memories, and ended ones whose memory has not been given back yet
 ///   graph_memory.reserved_bytes    held from the driver for them alone
 ///   graph_memory.allocated_bytes   the live blocks in it
 ///   graph_memory.kept_bytes        other blocks that were freed inside a capture, which the pool keeps for the graph; they are
 ///                                  part of active_bytes until then
 /// graph_memory::state() returns these for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
-/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a deferred block counts
-/// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
-/// the pool's locks briefly. O(threads + streams). @throws std::bad_alloc
+/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a
+/// deferred block counts with them. Exact while no other thread is inside a call; under concurrency each
+/// number belongs to one order of events. Takes the pool's locks briefly. O(threads + streams). @throws
+/// std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   detail::reported_numbers const numbers = detail::read_numbers(memory);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool; memory_stats_json: the same numbers as JSON.
+// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool; memory_stats_json: the same
+// numbers as JSON.
 
 #include <array>
 #include <cstddef>
@@ -17,8 +18,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// Formats a number in ten columns as PyTorch does: the unit is that of `scale`, the next one for bytes from 768 KiB up, for counts
-/// from 750,000 up; truncated, not rounded.
+/// Formats a number in ten columns as PyTorch does: the unit is that of `scale`, the next one for bytes from
+/// 768 KiB up, for counts from 750,000 up; truncated, not rounded.
 [[nodiscard]] inline std::string table_number(std::int64_t number, std::int64_t scale,
                                               number_unit unit = number_unit::bytes) {
   constexpr char const* units[][6] = {{" B  ", " KiB", " MiB", " GiB", " TiB", " PiB"},
@@ -43,9 +44,10 @@ namespace detail {
 
 }  // namespace detail
 
-/// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). While the pool holds memory of
-/// captured graphs, three rows more show its current bytes: see memory_stats(). For memory with `tracked` and, for the reserved
-/// rows, a pool. The title names the allocator_backend() unless it is "pages". @throws std::bad_alloc
+/// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). While the
+/// pool holds memory of captured graphs, three rows more show its current bytes: see memory_stats(). For
+/// memory with `tracked` and, for the reserved rows, a pool. The title names the allocator_backend() unless
+/// it is "pages". @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
   detail::reported_numbers const numbers = detail::read_numbers(memory);
@@ -100,8 +102,9 @@ template <class Resource>
   return out;
 }
 
-/// Returns memory_stats() as one line of JSON, as json.dumps(torch.cuda.memory_stats()) has them: an object of the keys in their
-/// order, each with an integer. For logs and monitors. For memory with `tracked`. Cost and threads as memory_stats().
+/// Returns memory_stats() as one line of JSON, as json.dumps(torch.cuda.memory_stats()) has them: an object
+/// of the keys in their order, each with an integer. For logs and monitors. For memory with `tracked`. Cost
+/// and threads as memory_stats().
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_stats_json(Resource memory) {

@@ -22,7 +22,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// The nearest record of blocks above the pool: one below it records the pool's segments. No lambda: nvcc drops the constraint of one.
+/// The nearest record of blocks above the pool: one below it records the pool's segments. No lambda: nvcc
+/// drops the constraint of one.
 struct ask_record {
   static constexpr bool ends_at_pools = true;
   template <class L>
@@ -53,9 +54,10 @@ inline void stand_alone(snapshot& s, memory_history const& record) {
 
 }  // namespace detail
 
-/// Makes the pool record the latest `most` changes of what it holds from the driver, 32 bytes each, so that snapshots show
-/// reserved bytes over time; 0 disables it. Without it, what is held at the end appears as held from the start. Costs some 30
-/// ns per driver call that creates or releases a handle. @throws std::bad_alloc, nothing has changed
+/// Makes the pool record the latest `most` changes of what it holds from the driver, 32 bytes each, so that
+/// snapshots show reserved bytes over time; 0 disables it. Without it, what is held at the end appears as
+/// held from the start. Costs some 30 ns per driver call that creates or releases a handle. @throws
+/// std::bad_alloc, nothing has changed
 template <class Resource>
 void remember_growth(Resource memory, std::size_t most = 65536) {
   static_assert(reachable<Resource, pool_call::note_growth>,
@@ -63,24 +65,29 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
   nearest(memory, pool_call::note_growth{most, detail::steady_now_ns});
 }
 
-/// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes and history of the
-/// nearest watched layer above the pool. Either suffices. Without a `with_history` layer, blocks are live with 0 requested, and the only history is
-/// that of remember_growth(), with what was held before it at time 0; without a pool, each live block is a segment.
+/// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes
+/// and history of the nearest watched layer above the pool. Either suffices. Without a `with_history` layer,
+/// blocks are live with 0 requested, and the only history is that of remember_growth(), with what was held
+/// before it at time 0; without a pool, each live block is a segment.
 ///
-/// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested bytes are those of
-/// the layer's record. If other threads continue meanwhile, the record and the pool are read again up to three times; after
-/// that, a block in the layer's record that the pool has already released to the driver is omitted. Live blocks with 0
-/// requested were not seen by the layer: allocated bypassing it, or still inside a call.
+/// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested
+/// bytes are those of the layer's record. If other threads continue meanwhile, the record and the pool are
+/// read again up to three times; after that, a block in the layer's record that the pool has already released
+/// to the driver is omitted. Live blocks with 0 requested were not seen by the layer: allocated bypassing it,
+/// or still inside a call.
 ///
-/// Below fences, addresses and bytes are those of the pool's blocks, which hold the user's. What the quarantine of `checked` keeps is
-/// deferred, also in `pool.deferred`.
+/// Below fences, addresses and bytes are those of the pool's blocks, which hold the user's. What the
+/// quarantine of `checked` keeps is deferred, also in `pool.deferred`.
 ///
-/// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool that was freed inside a
-/// capture is deferred until the end of the graph_memory whose graphs use it (snapshot_block::graph_memory).
+/// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool
+/// that was freed inside a capture is deferred until the end of the graph_memory whose graphs use it
+/// (snapshot_block::graph_memory).
 ///
-/// Of a sleeping pool, segments and blocks are the addresses that it keeps, and `pool.reserved` is 0: nothing is behind them.
+/// Of a sleeping pool, segments and blocks are the addresses that it keeps, and `pool.reserved` is 0: nothing
+/// is behind them.
 ///
-/// Thread-safe; threads that enter the pool meanwhile wait, some milliseconds at 100,000 blocks. Host cost O(ranges + history).
+/// Thread-safe; threads that enter the pool meanwhile wait, some milliseconds at 100,000 blocks. Host cost
+/// O(ranges + history).
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] snapshot take_snapshot(Resource memory, std::string title = "tarn") {
@@ -110,8 +117,8 @@ template <class Resource>
       s.pool = nearest(memory, pool_call::state{});
       detail::pool_contents const contents = detail::contents_of(memory);
       if constexpr (!has_record) {
-        // Both clocks at once: what runs between two readings would shift all events against the wall clock. The first change is at
-        // time 1, after what was held before it.
+        // Both clocks at once: what runs between two readings would shift all events against the wall clock.
+        // The first change is at time 1, after what was held before it.
         std::uint64_t const steady = detail::steady_now_ns();
         std::uint64_t const since_1970 = detail::now_since_1970_ns();
         if (!contents.notes.empty())
@@ -119,7 +126,8 @@ template <class Resource>
         record.steady_ns = steady - record.now_ns;
         record.started_ns = since_1970 - record.now_ns;
       }
-      // The time of the records' clock when the record was copied; later changes are reported as of this time.
+      // The time of the records' clock when the record was copied; later changes are reported as of this
+      // time.
       std::uint64_t const now =
           record.steady_ns != 0 ? record.steady_ns + record.now_ns : detail::steady_now_ns();
       s.segments.clear();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot as one self-contained HTML file: live and reserved bytes over time, the peak and its composition, a map of the
-// addresses, tables. It loads nothing; its content security policy (CSP) forbids it.
+// A snapshot as one self-contained HTML file: live and reserved bytes over time, the peak and its
+// composition, a map of the addresses, tables. It loads nothing; its content security policy (CSP) forbids
+// it.
 
 #include <cstdint>
 #include <ostream>
@@ -84,13 +85,15 @@ inline void add_html_text(std::string& to, std::string_view text) {
 
 }  // namespace detail
 
-/// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes per event. The curves pass
-/// through what is live at `now_ns`: earlier events are undone from there, later ones applied. Without recorded calls
-/// (with_history{.history = 100'000}) there is no curve of live bytes, and no peak.
+/// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes per
+/// event. The curves pass through what is live at `now_ns`: earlier events are undone from there, later ones
+/// applied. Without recorded calls (with_history{.history = 100'000}) there is no curve of live bytes, and no
+/// peak.
 /// @param out  its state shows whether everything was written: check it afterwards
-/// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then been written
-/// Only reads `s`. O(events + blocks), 1,000,000 events in some 0.6 s; besides the snapshot it uses a few words for each block
-/// that is live at a time and each distinct (bytes, requested, stream, tag, location).
+/// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then
+/// been written Only reads `s`. O(events + blocks), 1,000,000 events in some 0.6 s; besides the snapshot it
+/// uses a few words for each block that is live at a time and each distinct (bytes, requested, stream, tag,
+/// location).
 inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_html_options options = {}) {
   std::string title;
   detail::add_html_text(title, s.title);

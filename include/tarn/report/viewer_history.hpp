@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A history that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing events from the last
-// one backwards, and fails if an event does not fit: each block must lie in a segment for its whole lifetime, and a segment
-// that is removed must exist. So the history is first undone here, and the segment changes that the viewer needs are recorded:
+// A history that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing
+// events from the last one backwards, and fails if an event does not fit: each block must lie in a segment
+// for its whole lifetime, and a segment that is removed must exist. So the history is first undone here, and
+// the segment changes that the viewer needs are recorded:
 //
 //   handles created and released  the parts of them at their original addresses at that moment
 //   a view's block                its segment is added with it; meanwhile its pieces leave their original addresses
@@ -52,8 +53,8 @@ class viewer_history {
   [[nodiscard]] reported_as reported(std::size_t event) const noexcept { return reported_[event]; }
   /// Returns the segment changes in the order of the events.
   [[nodiscard]] std::vector<segment_change> const& changes() const noexcept { return changes_; }
-  /// Whether segments consist of pages, which join with adjacent ones and may be split (PyTorch: expandable segments);
-  /// otherwise each is added and removed as a whole.
+  /// Whether segments consist of pages, which join with adjacent ones and may be split (PyTorch: expandable
+  /// segments); otherwise each is added and removed as a whole.
   [[nodiscard]] bool is_expandable() const noexcept { return expandable_; }
 
  private:
@@ -65,7 +66,8 @@ class viewer_history {
     bool deferred = false;  ///< and its free is not undone yet
   };
 
-  /// Number of handles that are rechecked after each allocation; further ones appear as present from the start.
+  /// Number of handles that are rechecked after each allocation; further ones appear as present from the
+  /// start.
   static constexpr std::size_t most_late = 64;
 
   void begin_with(snapshot_segment const& segment) {

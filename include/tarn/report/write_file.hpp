@@ -21,8 +21,9 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// A new file in the folder of `path`, which takes the place of what is there once it is whole. The destructor removes it if it did not.
-/// What is there and is not a regular file (a device, a pipe) is not replaced: name() is then the path itself, and nothing is removed.
+/// A new file in the folder of `path`, which takes the place of what is there once it is whole. The
+/// destructor removes it if it did not. What is there and is not a regular file (a device, a pipe) is not
+/// replaced: name() is then the path itself, and nothing is removed.
 class file_beside {
  public:
   /// @param path  a symbolic link stays, and its target is replaced
@@ -81,8 +82,8 @@ class file_beside {
   bool is_new_ = false;
 };
 
-/// Calls write(std::ostream&) on a new file, which then replaces what is at the path. If anything fails, what was there stays. A device
-/// or a pipe is written to as it is. Needs a folder in which files can be created.
+/// Calls write(std::ostream&) on a new file, which then replaces what is at the path. If anything fails, what
+/// was there stays. A device or a pipe is written to as it is. Needs a folder in which files can be created.
 /// @param what  of the report, for errors: "the snapshot"
 /// @throws file_error  the file cannot be created or not completely written; and what write() throws
 template <class Write>

@@ -58,8 +58,8 @@ struct process_status {
       n = n * 10 + static_cast<std::uint64_t>(line[at] - '0');
     return n;
   };
-  // "pid (name) state ...": the name may have blanks and brackets. Of the fields after the name, the first is the state, the 18th
-  // the number of threads and the 20th the start.
+  // "pid (name) state ...": the name may have blanks and brackets. Of the fields after the name, the first is
+  // the state, the 18th the number of threads and the 20th the start.
   std::size_t at = line.rfind(')');
   if (at == std::string_view::npos) return {};
   bool const is_zombie = line.substr(at).starts_with(") Z");
@@ -106,8 +106,8 @@ void each_part(Identity& id, F const& f) {
 
 }  // namespace detail
 
-/// What a process must know of another process's block to import it; not the right to do so, which is in the descriptors (or in
-/// the tokens of a fabric). Plain data: copy it freely.
+/// What a process must know of another process's block to import it; not the right to do so, which is in the
+/// descriptors (or in the tokens of a fabric). Plain data: copy it freely.
 struct block_description {
   /// Changes with the form, and with what send_block() and receive_block() send.
   static constexpr std::uint32_t current_version = 2;

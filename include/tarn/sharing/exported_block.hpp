@@ -84,20 +84,21 @@ class exported_pages {
   unique_descriptor descriptor_{};
 };
 
-/// A block of a pool that other processes can import: send_block() sends it over a Unix socket; description() and pages() are for
-/// other channels. Any number of processes may import it if it was exported without a stream. With one, export it once for each
-/// importer: they would share the event of record_done().
+/// A block of a pool that other processes can import: send_block() sends it over a Unix socket; description()
+/// and pages() are for other channels. Any number of processes may import it if it was exported without a
+/// stream. With one, export it once for each importer: they would share the event of record_done().
 ///
-/// Pins the block's pages while it lives. It should live, and the block stay allocated, until the importers have finished: an import
-/// keeps the physical memory, but not what the pool does with it. Move-only; a moved-from object is empty.
-/// Thread-safe for const calls.
+/// Pins the block's pages while it lives. It should live, and the block stay allocated, until the importers
+/// have finished: an import keeps the physical memory, but not what the pool does with it. Move-only; a
+/// moved-from object is empty. Thread-safe for const calls.
 ///
-/// Stream order, if a stream was given: what was written on it before is seen by an importer's stream after wait_ready(). The other
-/// way, an importer calls record_done(), says so, and wait_done() here orders a stream after it. A stream that waits for work of a
-/// process that was killed may wait forever: on an H200 with driver 580 it still waited after 8 s, and CUDA's documentation leaves it
-/// open. So wait_ready() and wait_done() throw if the process has ended before its work; they cannot notice that it is killed after
-/// the call. Where that may happen, synchronize_ready() and synchronize_done() wait on the host instead, with a limit. The events end
-/// with this object: an importer may then use the memory, but neither wait nor record.
+/// Stream order, if a stream was given: what was written on it before is seen by an importer's stream after
+/// wait_ready(). The other way, an importer calls record_done(), says so, and wait_done() here orders a
+/// stream after it. A stream that waits for work of a process that was killed may wait forever: on an H200
+/// with driver 580 it still waited after 8 s, and CUDA's documentation leaves it open. So wait_ready() and
+/// wait_done() throw if the process has ended before its work; they cannot notice that it is killed after the
+/// call. Where that may happen, synchronize_ready() and synchronize_done() wait on the host instead, with a
+/// limit. The events end with this object: an importer may then use the memory, but neither wait nor record.
 template <class Memory>
 class [[nodiscard]] exported_block {
   using driver_type = std::remove_cvref_t<decltype(std::declval<Memory const&>().driver())>;
@@ -130,20 +131,22 @@ class [[nodiscard]] exported_block {
     return exported_pages(exported);
   }
 
-  /// What is on the stream so far comes before what importers do after their next wait_ready(). @throws cuda_error (unsupported:
-  /// exported without a stream)
+  /// What is on the stream so far comes before what importers do after their next wait_ready(). @throws
+  /// cuda_error (unsupported: exported without a stream)
   void record_ready(stream_ref stream, source_location where = source_location::current()) const {
     detail::called_from(where, [&] { event_of(ready_).record(stream); });
   }
-  /// Later work on the stream waits for the last record_done() of the importer. If that process is known and has ended before its
-  /// work, this throws; if it is killed later and before its work has ended, the stream may wait forever.
+  /// Later work on the stream waits for the last record_done() of the importer. If that process is known and
+  /// has ended before its work, this throws; if it is killed later and before its work has ended, the stream
+  /// may wait forever.
   /// @throws sharing_error (importer_ended), cuda_error as above
   void wait_done(stream_ref stream, source_location where = source_location::current()) const {
     detail::called_from(where, [&] {
       event_of(done_).wait(stream, sharing_failure::importer_ended, [&] { return importer_->has_ended(); });
     });
   }
-  /// The caller waits, on the host, for the last record_done() of the importer. Notices within 20 ms that a known importer has ended.
+  /// The caller waits, on the host, for the last record_done() of the importer. Notices within 20 ms that a
+  /// known importer has ended.
   /// @throws sharing_error (importer_ended, timed_out), cuda_error as above
   void synchronize_done(std::chrono::milliseconds timeout = default_sharing_timeout,
                         source_location where = source_location::current()) const {
@@ -152,7 +155,8 @@ class [[nodiscard]] exported_block {
                                   [&] { return importer_->has_ended(); });
     });
   }
-  /// The process that imports the block, so that its end is noticed. send_block() calls this; of several calls the first counts.
+  /// The process that imports the block, so that its end is noticed. send_block() calls this; of several
+  /// calls the first counts.
   void set_importer(process_identity const& importer) const noexcept {
     if (importer_ != nullptr) importer_->set(importer);
   }
@@ -216,10 +220,12 @@ class [[nodiscard]] exported_block {
   std::unique_ptr<detail::known_process> importer_ = std::make_unique<detail::known_process>();
 };
 
-/// Exports a block of a pool over pages, for other processes. The stream's work so far is what importers wait for.
+/// Exports a block of a pool over pages, for other processes. The stream's work so far is what importers wait
+/// for.
 ///
 /// @param p, bytes    a live block or a part of one
-/// @param alignment   of `p`, bytes, a power of two up to the granularity of the pages (2 MiB); the import has the same
+/// @param alignment   of `p`, bytes, a power of two up to the granularity of the pages (2 MiB); the import
+/// has the same
 /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of()
 /// @throws cuda_error (unsupported)  the pages cannot be exported: the text says what to do
 /// @throws bad_alignment             `p` is not so aligned
@@ -238,13 +244,15 @@ template <class Memory>
   return {std::move(memory), p, bytes, nullptr, default_alignment, where};
 }
 
-/// A dma-buf of a block, through which other devices (network cards, other vendors' GPUs) reach its memory. Spans the whole block,
-/// which must lie in one handle, or is refused. Pins the block's pages while it lives. Move-only.
+/// A dma-buf of a block, through which other devices (network cards, other vendors' GPUs) reach its memory.
+/// Spans the whole block, which must lie in one handle, or is refused. Pins the block's pages while it lives.
+/// Move-only.
 template <class Memory>
 class [[nodiscard]] dma_buf {
  public:
   /// @param p, bytes  a live block or a part of one
-  /// @throws cuda_error (unsupported)  the block lies in several handles, or the system has no dma-bufs for this device
+  /// @throws cuda_error (unsupported)  the block lies in several handles, or the system has no dma-bufs for
+  /// this device
   /// @throws as segments_of()
   dma_buf(Memory memory, void const* p, std::size_t bytes, source_location where = source_location::current())
       : pin_(std::move(memory), p, bytes, where) {

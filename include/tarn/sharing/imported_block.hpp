@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// import_block(): a block that another process has exported. send_block() and receive_block() pass one over a Unix socket.
+// import_block(): a block that another process has exported. send_block() and receive_block() pass one over a
+// Unix socket.
 //
-// Over the socket, in turn: the size and the bytes of the description; an answer; then for each group of handles a header with their
-// descriptors, and an answer; and when all is mapped an answer with the importer's identity. So neither side, nor the kernel between
-// them, holds more than one group of descriptors.
+// Over the socket, in turn: the size and the bytes of the description; an answer; then for each group of
+// handles a header with their descriptors, and an answer; and when all is mapped an answer with the
+// importer's identity. So neither side, nor the kernel between them, holds more than one group of
+// descriptors.
 
 #include <chrono>
 #include <cstddef>
@@ -40,8 +42,9 @@ class imported_mapping {
   explicit imported_mapping(D driver) noexcept : driver_(std::move(driver)) {}
   imported_mapping(imported_mapping const&) = delete;
   imported_mapping& operator=(imported_mapping const&) = delete;
-  /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a capture still forbids to wait
-  /// for the work, the memory stays mapped for good. A forked child unmaps nothing.
+  /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a
+  /// capture still forbids to wait for the work, the memory stays mapped for good. A forked child unmaps
+  /// nothing.
   ~imported_mapping() {
     if (range_ == nullptr || !process_.is_this()) return;
     if (mapped_ != 0 && is_of_capture(wait_past_captures(driver_))) return;
@@ -50,7 +53,8 @@ class imported_mapping {
     (void)driver_.release_range(range_, bytes_);
   }
 
-  /// Reserves addresses for handles of these sizes, so that what is `offset` bytes behind the first is aligned.
+  /// Reserves addresses for handles of these sizes, so that what is `offset` bytes behind the first is
+  /// aligned.
   /// @throws sharing_error (damaged), cuda_error
   void reserve(std::vector<std::size_t> sizes, std::size_t offset, std::size_t alignment) {
     std::size_t granularity = 0;
@@ -116,13 +120,14 @@ void require_importable(D const& driver, block_description const& d) {
 
 }  // namespace detail
 
-/// A block of another process, mapped into this one. Owns the mapping: it is unmapped at the end, after the device's work has ended;
-/// that wait is as long as the device's work, including streams in wait_ready(). While another thread has a capture_scope open, it
-/// waits for the scope, too, up to 10 s. If the own thread has one open, the block stays mapped for good; so it does while a stream is
-/// captured without a scope, and that capture becomes invalid.
+/// A block of another process, mapped into this one. Owns the mapping: it is unmapped at the end, after the
+/// device's work has ended; that wait is as long as the device's work, including streams in wait_ready().
+/// While another thread has a capture_scope open, it waits for the scope, too, up to 10 s. If the own thread
+/// has one open, the block stays mapped for good; so it does while a stream is captured without a scope, and
+/// that capture becomes invalid.
 ///
-/// The physical memory stays while it lives, also if the exporter frees the block or ends; what is in it is the exporter's matter.
-/// Move-only; a moved-from object is empty. Thread-safe for const calls.
+/// The physical memory stays while it lives, also if the exporter frees the block or ends; what is in it is
+/// the exporter's matter. Move-only; a moved-from object is empty. Thread-safe for const calls.
 template <sharing_driver D>
 class [[nodiscard]] imported_block {
  public:
@@ -154,15 +159,17 @@ class [[nodiscard]] imported_block {
   [[nodiscard]] std::size_t size_bytes() const noexcept { return data() != nullptr ? bytes_ : 0; }
   /// Whether the exporter gave a stream.
   [[nodiscard]] bool has_events() const noexcept { return ready_ != nullptr; }
-  /// Later work on the stream waits for what the exporter recorded last. If that process has ended before that work, this throws; if
-  /// it is killed later and before its work has ended, the stream may wait forever.
+  /// Later work on the stream waits for what the exporter recorded last. If that process has ended before
+  /// that work, this throws; if it is killed later and before its work has ended, the stream may wait
+  /// forever.
   /// @throws sharing_error (exporter_ended), cuda_error (unsupported: exported without a stream)
   void wait_ready(stream_ref stream, source_location where = source_location::current()) const {
     detail::called_from(where, [&] {
       event_of(ready_).wait(stream, sharing_failure::exporter_ended, [&] { return exporter_has_ended(); });
     });
   }
-  /// The caller waits, on the host, for what the exporter recorded last. Notices within 20 ms that the exporter has ended.
+  /// The caller waits, on the host, for what the exporter recorded last. Notices within 20 ms that the
+  /// exporter has ended.
   /// @throws sharing_error (exporter_ended, timed_out), cuda_error as above
   void synchronize_ready(std::chrono::milliseconds timeout = default_sharing_timeout,
                          source_location where = source_location::current()) const {
@@ -194,14 +201,17 @@ class [[nodiscard]] imported_block {
   std::unique_ptr<event> done_{};
 };
 
-/// Imports a block that another process has exported, on the device of `memory` (a source or any memory over it).
+/// Imports a block that another process has exported, on the device of `memory` (a source or any memory over
+/// it).
 ///
 /// @param next  next(i) returns the exported_pages of handle i; called once for each, in order
-/// @throws sharing_error  damaged, other_machine, other_device, exporter_ended, wrong_pages: nothing was mapped
+/// @throws sharing_error  damaged, other_machine, other_device, exporter_ended, wrong_pages: nothing was
+/// mapped
 /// @throws cuda_error, std::bad_alloc, and what `next` throws: likewise
-/// A process can import its own block only if that was exported without a stream: CUDA refuses events of the same process (201).
-/// A handle of a driver that has the right size but is not the block's cannot be detected: pass only what the exporter sent.
-/// Reserves as many bytes of addresses as the handles have. O(handles): an import and a map for each.
+/// A process can import its own block only if that was exported without a stream: CUDA refuses events of the
+/// same process (201). A handle of a driver that has the right size but is not the block's cannot be
+/// detected: pass only what the exporter sent. Reserves as many bytes of addresses as the handles have.
+/// O(handles): an import and a map for each.
 template <class Memory, class Next>
 [[nodiscard]] auto import_block(Memory const& memory, block_description const& description, Next&& next,
                                 source_location where = source_location::current()) {
@@ -325,7 +335,8 @@ inline constexpr std::uint64_t longest_description = 64_MiB;
 }  // namespace detail
 
 /// Sends an exported block to a process that calls receive_block(), and returns when it has mapped the block.
-/// @param socket   a connected Unix socket of type SOCK_STREAM (socketpair(), or connect() and accept()); used in both directions, stays
+/// @param socket   a connected Unix socket of type SOCK_STREAM (socketpair(), or connect() and accept());
+/// used in both directions, stays
 ///                 the caller's. After an error the connection is shut down, so that the other process does not wait
 /// @param timeout  for each step of the other process
 /// @throws sharing_error (peer_closed, timed_out, refused, system), cuda_error, std::bad_alloc
@@ -348,8 +359,8 @@ void send_block(int socket, exported_block<Memory> const& block,
 
 /// Receives a block from a process that calls send_block(), and imports it on the device of `memory`.
 /// @param socket, timeout  as send_block()
-/// @throws sharing_error, cuda_error, std::bad_alloc; nothing was mapped, and send_block() of the other process throws, too
-/// Holds at most 64 descriptors at once. One call at a time for each socket.
+/// @throws sharing_error, cuda_error, std::bad_alloc; nothing was mapped, and send_block() of the other
+/// process throws, too Holds at most 64 descriptors at once. One call at a time for each socket.
 template <class Memory>
 [[nodiscard]] auto receive_block(int socket, Memory const& memory,
                                  std::chrono::milliseconds timeout = default_sharing_timeout,

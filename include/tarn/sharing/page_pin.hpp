@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// segments_of(): the physical memory behind a block. page_pin keeps it in place, for libraries that registered or exported it.
+// segments_of(): the physical memory behind a block. page_pin keeps it in place, for libraries that
+// registered or exported it.
 
 #include <cstddef>
 #include <type_traits>
@@ -31,16 +32,18 @@ constexpr bool require_segments() noexcept {
 
 }  // namespace detail
 
-/// Returns the physical segments behind a block or a part of one, in order: the blocks of a pool over pages may lie across several
-/// handles that are mapped side by side. A library that looks at the first handle only (cuMemRetainAllocationHandle of the first
-/// address) sees the first of these. The list is valid as long as the block is not freed and the pool does not sleep and is not
-/// compacted; take a page_pin before.
+/// Returns the physical segments behind a block or a part of one, in order: the blocks of a pool over pages
+/// may lie across several handles that are mapped side by side. A library that looks at the first handle only
+/// (cuMemRetainAllocationHandle of the first address) sees the first of these. The list is valid as long as
+/// the block is not freed and the pool does not sleep and is not compacted; take a page_pin before.
 ///
 /// @param p      into a block of the pool
 /// @param bytes  up to the end of the block
-/// @throws misuse (foreign_pointer)  not all of these bytes are in blocks of the pool. A small freed block may not be noticed
+/// @throws misuse (foreign_pointer)  not all of these bytes are in blocks of the pool. A small freed block
+/// may not be noticed
 /// @throws pool_asleep               the pool sleeps
-/// @throws cuda_error (unsupported)  the device has no virtual memory management, or a memory tool is attached: the pool then has
+/// @throws cuda_error (unsupported)  the device has no virtual memory management, or a memory tool is
+/// attached: the pool then has
 ///                                   cudaMalloc blocks and no handles
 /// @throws std::bad_alloc, cuda_error  nothing has changed
 /// Thread-safe. Stops all threads' caches for a moment, as trim() does. O(views + segments), no driver call.
@@ -55,12 +58,13 @@ template <class Memory>
   return all;
 }
 
-/// Keeps the physical pages behind a block mapped at their addresses while it lives: they are not given back, moved, replaced by
-/// compact() or put to sleep. For memory that is exported or registered with a communication library. sleep() gives back the rest
-/// of the pool, and pinned contents stay on the device.
+/// Keeps the physical pages behind a block mapped at their addresses while it lives: they are not given back,
+/// moved, replaced by compact() or put to sleep. For memory that is exported or registered with a
+/// communication library. sleep() gives back the rest of the pool, and pinned contents stay on the device.
 ///
-/// The block should outlive the pin: after it was freed, its pages stay, but the pool gives the bytes to others. Pins of one
-/// block, or of blocks that share a handle, are counted. Keeps a copy of the handle on the memory. Thread-safe.
+/// The block should outlive the pin: after it was freed, its pages stay, but the pool gives the bytes to
+/// others. Pins of one block, or of blocks that share a handle, are counted. Keeps a copy of the handle on
+/// the memory. Thread-safe.
 template <class Memory>
 class [[nodiscard]] page_pin {
  public:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// page_registrations: a pool's pages registered with a library that must know them, such as NCCL, UCX or libfabric.
+// page_registrations: a pool's pages registered with a library that must know them, such as NCCL, UCX or
+// libfabric.
 
 #include <concepts>
 #include <cstddef>
@@ -26,7 +27,8 @@ namespace TARN_NAMESPACE {
 /// | l.add(p, n) | as it likes | registers n bytes, which stay mapped to the same memory until remove(); ranges may overlap        |
 /// | l.remove(h) | never       | ends a registration, named by what add() returned                                               |
 ///
-/// A library that uses only the first handle of a registration says so by `static constexpr bool takes_one_handle = true`.
+/// A library that uses only the first handle of a registration says so by `static constexpr bool
+/// takes_one_handle = true`.
 template <class L>
 concept page_library = std::movable<L> && std::copyable<typename L::handle> &&
                        std::is_nothrow_copy_constructible_v<typename L::handle> &&
@@ -48,14 +50,16 @@ inline constexpr char const* several_handles_to_register =
 
 }  // namespace detail
 
-/// The registrations of a pool's pages with one library. ensure() registers all handles behind a block, once: later blocks in the
-/// same handles cost a lookup. Registered pages are pinned, see page_pin: the pool neither unmaps nor moves them, also after the
-/// block was freed, until forget(), clear() or the end. So a registration always ends before its pages go.
+/// The registrations of a pool's pages with one library. ensure() registers all handles behind a block, once:
+/// later blocks in the same handles cost a lookup. Registered pages are pinned, see page_pin: the pool
+/// neither unmaps nor moves them, also after the block was freed, until forget(), clear() or the end. So a
+/// registration always ends before its pages go.
 ///
-/// Nothing is deregistered before, because work may be using it: a block that lies partly in registered handles gets one registration
-/// over all of these handles, and the earlier ones stay beside it.
+/// Nothing is deregistered before, because work may be using it: a block that lies partly in registered
+/// handles gets one registration over all of these handles, and the earlier ones stay beside it.
 ///
-/// In a forked child the library is not called: forget(), clear() and the end drop the registrations, which stay the parent's.
+/// In a forked child the library is not called: forget(), clear() and the end drop the registrations, which
+/// stay the parent's.
 ///
 /// Move-only. For one thread at a time.
 template <class Memory, page_library Library>
@@ -63,7 +67,8 @@ class [[nodiscard]] page_registrations {
  public:
   using handle = typename Library::handle;
 
-  /// @throws cuda_error (unsupported)  the library uses only the first handle of a registration, and blocks of the pool may lie in
+  /// @throws cuda_error (unsupported)  the library uses only the first handle of a registration, and blocks
+  /// of the pool may lie in
   ///                                   several
   page_registrations(Memory memory, Library library, source_location where = source_location::current())
       : memory_(std::move(memory)), library_(std::move(library)) {
@@ -94,7 +99,8 @@ class [[nodiscard]] page_registrations {
 
   /// Returns a registration that covers a block or a part of one; registers its handles if there is none.
   ///
-  /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of(); what the library throws; std::bad_alloc:
+  /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of(); what the
+  /// library throws; std::bad_alloc:
   ///         nothing has changed
   /// O(log n) if it is covered; otherwise O(views + segments) and a call of the library.
   handle ensure(void const* p, std::size_t bytes, source_location where = source_location::current()) {
@@ -119,8 +125,8 @@ class [[nodiscard]] page_registrations {
   [[nodiscard]] bool covers(void const* p, std::size_t bytes) const noexcept {
     return covering(reinterpret_cast<std::uintptr_t>(p), bytes) != nullptr;
   }
-  /// Ends the registration that covers any of these bytes, with the earlier ones of its parts, and their pins. No work may use them
-  /// any more.
+  /// Ends the registration that covers any of these bytes, with the earlier ones of its parts, and their
+  /// pins. No work may use them any more.
   void forget(void const* p, std::size_t bytes) noexcept {
     if (bytes == 0) return;
     extent const range{reinterpret_cast<std::uintptr_t>(p), bytes};

@@ -19,7 +19,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// Owns an event that other processes can open, or that another process has made. A forked child destroys nothing.
+/// Owns an event that other processes can open, or that another process has made. A forked child destroys
+/// nothing.
 template <sharing_driver D>
 class shared_event {
  public:
@@ -39,8 +40,8 @@ class shared_event {
 
   /// @throws cuda_error
   void record(stream_ref stream) const { must_succeed(driver_, record_in_order(driver_, event_, stream)); }
-  /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process that recorded it, and
-  /// throws `ended` instead if that work cannot end any more. Does not wait.
+  /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process
+  /// that recorded it, and throws `ended` instead if that work cannot end any more. Does not wait.
   /// @throws cuda_error; sharing_error (ended)
   template <class HasEnded>
   void wait(stream_ref stream, sharing_failure ended, HasEnded const& has_ended) const {
@@ -48,8 +49,9 @@ class shared_event {
     if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);
     must_succeed(driver_, driver_.wait_event(stream, event_));
   }
-  /// Waits on the host until the recorded work has ended. A device that waits for an event cannot stop when the process that
-  /// recorded it is killed, so this queries the event, and asks `has_ended` about that process.
+  /// Waits on the host until the recorded work has ended. A device that waits for an event cannot stop when
+  /// the process that recorded it is killed, so this queries the event, and asks `has_ended` about that
+  /// process.
   /// @throws cuda_error; sharing_error (ended, timed_out)
   template <class HasEnded>
   void synchronize(std::chrono::milliseconds timeout, sharing_failure ended,

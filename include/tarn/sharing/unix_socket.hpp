@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Bytes and file descriptors over a connected Unix socket, with a time limit for each step. The socket stays the caller's.
+// Bytes and file descriptors over a connected Unix socket, with a time limit for each step. The socket stays
+// the caller's.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -31,7 +32,8 @@ class unix_socket {
   unix_socket(int socket, std::chrono::milliseconds limit) noexcept
       : socket_(socket), limit_(min_of(limit, longest_wait)) {}
 
-  /// Ends the connection in both directions: the other side's next call fails, and what was sent before still arrives.
+  /// Ends the connection in both directions: the other side's next call fails, and what was sent before still
+  /// arrives.
   void shut_down() const noexcept { (void)::shutdown(socket_, SHUT_RDWR); }
 
   /// @throws sharing_error (peer_closed, timed_out, system)
@@ -54,7 +56,8 @@ class unix_socket {
     }
   }
 
-  /// Fills `bytes`. Descriptors that came along are added to `descriptors`, for which it allocates; without, the system closes them.
+  /// Fills `bytes`. Descriptors that came along are added to `descriptors`, for which it allocates; without,
+  /// the system closes them.
   /// @throws as send(); std::bad_alloc
   void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>* descriptors = nullptr) const {
     auto const until = std::chrono::steady_clock::now() + limit_;

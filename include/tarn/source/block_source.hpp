@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// block_source<Driver, Calls>: the common part of all sources of whole blocks: checks, alignment, errors, and each call under
-// every name that CCCL versions use. `Calls` is the kind of memory: a struct with
+// block_source<Driver, Calls>: the common part of all sources of whole blocks: checks, alignment, errors, and
+// each call under every name that CCCL versions use. `Calls` is the kind of memory: a struct with
 //   using properties = property_set<...>;
 //   static status take(D const&, size_t bytes, size_t alignment, void*& p) noexcept;   usable at once
 //   static status give(D const&, void* p, size_t bytes, size_t alignment) noexcept;    no longer used
@@ -44,12 +44,12 @@ concept stream_ordered_calls = requires(Calls const& calls, D const& driver, str
 
 /// A source of whole blocks, one driver call each. A small value: copies are the same source.
 ///
-/// Memory that the driver does not order by streams is usable on every stream once allocate returns, and deallocate first waits
-/// on the host for the work on its stream. Put a pool on top so that this happens rarely.
-/// The stream of a deallocation may be destroyed if its identity is known, as it is to owners. On CUDA, a stream with a known
-/// identity that tarn did not create then counts as lost: the device's work is marked instead, which may invalidate a capture
-/// in progress. Pass such a stream as a bare handle while it exists.
-/// Safe from any thread; keeps no state.
+/// Memory that the driver does not order by streams is usable on every stream once allocate returns, and
+/// deallocate first waits on the host for the work on its stream. Put a pool on top so that this happens
+/// rarely. The stream of a deallocation may be destroyed if its identity is known, as it is to owners. On
+/// CUDA, a stream with a known identity that tarn did not create then counts as lost: the device's work is
+/// marked instead, which may invalidate a capture in progress. Pass such a stream as a bare handle while it
+/// exists. Safe from any thread; keeps no state.
 template <stream_driver D, class Calls>
 class block_source {
   /// Whether a device may lack this kind of memory.
@@ -85,10 +85,12 @@ class block_source {
   // The names of tarn, and of CCCL 3.1 and later.
 
   /// Allocates for work on `stream`. Zero bytes return null.
-  /// @param alignment  up to that of each block always; above that at least a whole page of 2 MiB is taken, and the request is refused
+  /// @param alignment  up to that of each block always; above that at least a whole page of 2 MiB is taken,
+  /// and the request is refused
   ///                   if even that is not aligned, since a device block has no room to hide an offset
   /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
-  /// @throws misuse  the driver orders the memory, and the stream is of another device, whose memory it would be
+  /// @throws misuse  the driver orders the memory, and the stream is of another device, whose memory it would
+  /// be
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment,
                                source_location where = source_location::current()) {
@@ -106,9 +108,9 @@ class block_source {
       return take_now({stream, bytes, alignment}, where);
     }
   }
-  /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit after the driver has
-  /// unloaded. While `stream` is being captured into a graph it does not wait, since that would end the capture: the graph must
-  /// not use the block.
+  /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit
+  /// after the driver has unloaded. While `stream` is being captured into a graph it does not wait, since
+  /// that would end the capture: the graph must not use the block.
   void deallocate(stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
@@ -134,7 +136,8 @@ class block_source {
     if (p != nullptr) (void)calls_.give(driver_, p, taken_bytes(bytes, alignment), alignment);
   }
 
-  /// Allocates a block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
+  /// Allocates a block that the driver does not order: for a pool that a tool watches, in place of
+  /// allocate_sync().
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
     requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D>)
@@ -179,7 +182,8 @@ class block_source {
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
 
-  /// Equal if the kind of memory, the options and the driver are equal, so either frees what the other allocated.
+  /// Equal if the kind of memory, the options and the driver are equal, so either frees what the other
+  /// allocated.
   friend bool operator==(block_source const& a, block_source const& b) noexcept {
     if constexpr (requires { a.calls_.options; }) {  // not std::equality_comparable, which is slow to compile
       if (!(a.calls_.options == b.calls_.options)) return false;
@@ -195,8 +199,9 @@ class block_source {
     }
   }
 
-  /// The bytes that the driver is asked for and gets back. Blocks smaller than its page share one with others; larger ones start on a
-  /// page boundary. It follows from the request alone, since a source keeps no state.
+  /// The bytes that the driver is asked for and gets back. Blocks smaller than its page share one with
+  /// others; larger ones start on a page boundary. It follows from the request alone, since a source keeps no
+  /// state.
   [[nodiscard]] static constexpr std::size_t taken_bytes(std::size_t bytes, std::size_t alignment) noexcept {
     std::size_t of_each_block = default_alignment;
     if constexpr (requires { Calls::block_alignment; }) of_each_block = Calls::block_alignment;
@@ -235,7 +240,8 @@ class block_source {
   [[nodiscard]] bool is_elsewhere(stream_ref stream) const noexcept {
     return detail::driver_of(driver_, stream).device() != driver_.device();
   }
-  /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to free.
+  /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to
+  /// free.
   [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
     if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
       return detail::wait_past_captures(driver_).kind != failure::unloading;

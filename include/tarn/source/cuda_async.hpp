@@ -33,7 +33,8 @@ struct async_calls {
   static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
     return driver.free_async(p, stream);
   }
-  /// Ordered after all of the device's work, on a stream of its own. While this thread's capture forbids that, the block stays.
+  /// Ordered after all of the device's work, on a stream of its own. While this thread's capture forbids
+  /// that, the block stays.
   template <block_driver D>
   static status give_lost(D const& driver, void* p, std::size_t, std::size_t) noexcept {
     return give_on_own_stream(driver, p, [&](stream_ref own) {
@@ -42,8 +43,8 @@ struct async_calls {
     });
   }
 
-  // Calls without a stream use a short-lived one, which waits for no stream and for which no stream waits. The default stream
-  // would wait for the kernels of every blocking stream.
+  // Calls without a stream use a short-lived one, which waits for no stream and for which no stream waits.
+  // The default stream would wait for the kernels of every blocking stream.
 
   template <block_driver D>
   static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
@@ -76,15 +77,16 @@ struct async_calls {
   }
 };
 
-/// Stream-ordered device memory from the driver's own pool: 0.7 µs warm on an H200, more with several threads, since the pool
-/// has one lock. Without a stream (allocate_sync, deallocate_sync) each call creates and destroys a stream, ~10 µs. The
-/// underlying pool is the process's default pool of the device, shared with every caller of cudaMallocAsync. Its constructor throws
-/// cuda_error of kind `unsupported` on a device without memory pools: use `cuda_malloc{} | pooled{}`.
+/// Stream-ordered device memory from the driver's own pool: 0.7 µs warm on an H200, more with several
+/// threads, since the pool has one lock. Without a stream (allocate_sync, deallocate_sync) each call creates
+/// and destroys a stream, ~10 µs. The underlying pool is the process's default pool of the device, shared
+/// with every caller of cudaMallocAsync. Its constructor throws cuda_error of kind `unsupported` on a device
+/// without memory pools: use `cuda_malloc{} | pooled{}`.
 template <block_driver D>
 using basic_async = block_source<D, async_calls>;
 
-/// Sets how many bytes CUDA's pool keeps at a synchronisation; the initial value is 0, which gives everything back each time.
-/// The whole process shares the pool and this setting.
+/// Sets how many bytes CUDA's pool keeps at a synchronisation; the initial value is 0, which gives everything
+/// back each time. The whole process shares the pool and this setting.
 /// @throws cuda_error  the device has no memory pools, or there is no driver
 template <block_driver D>
   requires requires(D const& driver) { driver.set_release_threshold(std::size_t{}); }

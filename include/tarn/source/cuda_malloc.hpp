@@ -24,8 +24,8 @@ struct malloc_calls {
   }
 };
 
-/// Device memory; 58 µs to allocate and 40 µs to free on an H200, and a free waits for its stream (in practice for the whole
-/// device). Aligned to 256 bytes; blocks of 2 MiB and more to 2 MiB.
+/// Device memory; 58 µs to allocate and 40 µs to free on an H200, and a free waits for its stream (in
+/// practice for the whole device). Aligned to 256 bytes; blocks of 2 MiB and more to 2 MiB.
 template <block_driver D>
 using basic_malloc = block_source<D, malloc_calls>;
 

@@ -21,17 +21,19 @@
 
 namespace TARN_NAMESPACE {
 
-/// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe from any thread as
-/// long as two threads do not map or unmap the same range.
+/// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe
+/// from any thread as long as two threads do not map or unmap the same range.
 ///
-/// On a device without virtual memory management (many virtual GPUs), it has no pages but plain blocks, and a pool over it grows by
-/// those: allocator_backend(pool) returns "cudaMalloc". The calls of pages throw cuda_error of kind `unsupported` there.
+/// On a device without virtual memory management (many virtual GPUs), it has no pages but plain blocks, and a
+/// pool over it grows by those: allocator_backend(pool) returns "cudaMalloc". The calls of pages throw
+/// cuda_error of kind `unsupported` there.
 ///
-/// Other processes can import the memory (export_block) by a file descriptor, which costs nothing to ask for: create takes 11.1 us
-/// with the type and 11.7 us without, map 28.4 and 29.6 (H200). The type cannot be changed once the pages are created.
+/// Other processes can import the memory (export_block) by a file descriptor, which costs nothing to ask for:
+/// create takes 11.1 us with the type and 11.7 us without, map 28.4 and 29.6 (H200). The type cannot be
+/// changed once the pages are created.
 ///
-/// Costs on an H200, per handle of any size: create 10 µs, map 26 µs, unmap 17 µs, destroy 15 µs (338 µs for 1 GiB). None of
-/// them waits for running kernels.
+/// Costs on an H200, per handle of any size: create 10 µs, map 26 µs, unmap 17 µs, destroy 15 µs (338 µs for
+/// 1 GiB). None of them waits for running kernels.
 template <page_driver D>
 class basic_pages {
  public:
@@ -39,7 +41,8 @@ class basic_pages {
   using properties = property_set<device_accessible>;
 
   /// On the driver's default device; for CUDA the calling thread's current one.
-  /// @throws cuda_error  of kind `no_device` if there is no device; of kind `unsupported` if the device has no virtual memory
+  /// @throws cuda_error  of kind `no_device` if there is no device; of kind `unsupported` if the device has
+  /// no virtual memory
   ///                     management and the driver has no plain blocks
   basic_pages()
     requires std::default_initializable<D>
@@ -70,7 +73,8 @@ class basic_pages {
   /// Bytes; every size and offset below is a multiple of it. 2 MiB if there are no pages.
   [[nodiscard]] std::size_t granularity() const noexcept { return has_pages() ? granularity_ : 2_MiB; }
 
-  /// How other processes can import the memory: as it was wanted if the device can, else by a file descriptor if it can, else none.
+  /// How other processes can import the memory: as it was wanted if the device can, else by a file descriptor
+  /// if it can, else none.
   [[nodiscard]] allocation_handle_type handle_type() const noexcept { return type_; }
 
   /// Reserves unmapped addresses, aligned to the granularity.
@@ -110,8 +114,8 @@ class basic_pages {
   /// Undoes exactly one map(). The handle keeps its contents; no work may still use the range.
   void unmap(void* p, std::size_t bytes) noexcept { (void)driver_.unmap_pages(p, bytes); }
 
-  /// Allocates one block that is not a page, in place of create() and map(): for a pool on a device without pages, or that a tool
-  /// watches.
+  /// Allocates one block that is not a page, in place of create() and map(): for a pool on a device without
+  /// pages, or that a tool watches.
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
     requires detail::plain_block_driver<D>

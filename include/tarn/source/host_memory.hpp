@@ -16,8 +16,8 @@ struct host_calls {
   static constexpr char const* backend = "operator new";
   static constexpr std::size_t block_alignment = max_alignment;
 
-  /// More than a process can address: malloc's 47 bits. Refused without a call, since sanitizers abort the program on such a
-  /// request.
+  /// More than a process can address: malloc's 47 bits. Refused without a call, since sanitizers abort the
+  /// program on such a request.
   static constexpr std::size_t address_space = 128_TiB;
 
   static status take(no_driver const&, std::size_t bytes, std::size_t alignment, void*& p) noexcept {
@@ -31,8 +31,8 @@ struct host_calls {
   }
 };
 
-/// Pageable host memory with any alignment up to max_alignment. It has no streams: all work counts as already done. If a device
-/// copies from or to it, wait for the copy before freeing.
+/// Pageable host memory with any alignment up to max_alignment. It has no streams: all work counts as already
+/// done. If a device copies from or to it, wait for the copy before freeing.
 using host_memory = block_source<no_driver, host_calls>;
 
 static_assert(resource<host_memory>);

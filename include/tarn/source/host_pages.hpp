@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no libnuma.
+// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no
+// libnuma.
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -101,8 +102,8 @@ struct host_pages {
   void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
 
  private:
-  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when the reserved pages
-  /// of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
+  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when
+  /// the reserved pages of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
   [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
     constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
     int result = 0;

@@ -24,8 +24,9 @@ struct managed_calls {
   }
 };
 
-/// Managed memory, attached to all streams. May exceed the device's memory: a request is refused only if neither host nor
-/// device can back it. If the device cannot fault pages in, the host must not touch it while kernels run.
+/// Managed memory, attached to all streams. May exceed the device's memory: a request is refused only if
+/// neither host nor device can back it. If the device cannot fault pages in, the host must not touch it while
+/// kernels run.
 template <block_driver D>
 using basic_managed = block_source<D, managed_calls>;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Devices without virtual memory management (many virtual GPUs): whether a page source has pages there, and the errors of what needs
-// them.
+// Devices without virtual memory management (many virtual GPUs): whether a page source has pages there, and
+// the errors of what needs them.
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
@@ -9,7 +9,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Whether the device of a source has pages: the answer of the lowest layer that defines has_pages(), true if none does.
+/// Whether the device of a source has pages: the answer of the lowest layer that defines has_pages(), true if
+/// none does.
 template <class Source>
 [[nodiscard]] constexpr bool has_pages(Source const& source) noexcept {
   if constexpr (reachable<Source const, has_pages_call>) {

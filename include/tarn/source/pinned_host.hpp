@@ -24,12 +24,12 @@ struct pinned_calls {
   }
 };
 
-/// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It cannot be swapped
-/// out: take no more than the machine can spare. Aligned to the host's page.
+/// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It
+/// cannot be swapped out: take no more than the machine can spare. Aligned to the host's page.
 ///
-/// In a pool over it, allocate(stream) returns memory for work of that stream: copies enqueued earlier may still use it. Memory
-/// that the host itself will write must come from allocate_sync(), which returns nothing that a stream still uses;
-/// pinned_buffer and the streamed batches do so.
+/// In a pool over it, allocate(stream) returns memory for work of that stream: copies enqueued earlier may
+/// still use it. Memory that the host itself will write must come from allocate_sync(), which returns nothing
+/// that a stream still uses; pinned_buffer and the streamed batches do so.
 template <block_driver D>
 using basic_pinned = block_source<D, pinned_calls>;
 

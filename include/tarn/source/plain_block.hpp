@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks from cudaMalloc, for sources whose memory is of another kind. A tool that watches suballocated memory accepts no
-// other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and cudaMallocAsync's memory.
+// Blocks from cudaMalloc, for sources whose memory is of another kind. A tool that watches suballocated
+// memory accepts no other: compute-sanitizer 2025.3.1 refuses, with an error, heaps over mapped pages and
+// cudaMallocAsync's memory.
 
 #include <cstddef>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver registers them.
+// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver
+// registers them.
 
 #include <concepts>
 #include <cstddef>
@@ -20,13 +21,14 @@ namespace TARN_NAMESPACE {
 enum class host_page_size : std::uint8_t {
   usual,         ///< the host's own, mostly 4 KiB
   huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
-  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
+  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are
+                 ///< none
 };
 
 struct registered_options {
   host_page_size pages = host_page_size::huge;
-  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is attached to
-  /// (nvidia-smi topo -m) copies fastest.
+  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is
+  /// attached to (nvidia-smi topo -m) copies fastest.
   int numa_node = any_node;
   /// Threads that touch the pages of blocks of 64 MiB and more; 0: as many as there are processors, up to 16.
   unsigned threads = 0;
@@ -80,10 +82,10 @@ struct registered_calls {
   }
 };
 
-/// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool it. Takes 168 ms
-/// per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the pages, and fewer pages have to be
-/// pinned. Aligned to the page. Exhausted memory is reported as out_of_memory; a node that is missing or not allowed as
-/// cuda_error of kind `unsupported`. Linux.
+/// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool
+/// it. Takes 168 ms per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the
+/// pages, and fewer pages have to be pinned. Aligned to the page. Exhausted memory is reported as
+/// out_of_memory; a node that is missing or not allowed as cuda_error of kind `unsupported`. Linux.
 template <registering_driver D>
 class basic_registered : public block_source<D, registered_calls> {
  public:

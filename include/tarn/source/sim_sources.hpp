@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. They are in a header of their own,
-// since the simulated device is slow to compile.
+// The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. They are in a
+// header of their own, since the simulated device is slow to compile.
 
 #include "tarn/driver/sim/sim_driver.hpp"
 #include "tarn/source/cuda_async.hpp"

@@ -15,7 +15,8 @@
 
 namespace TARN_NAMESPACE {
 
-/// How much memory a resource could allocate at one moment, in bytes. Unknown fields stay memory_report::unknown.
+/// How much memory a resource could allocate at one moment, in bytes. Unknown fields stay
+/// memory_report::unknown.
 struct memory_availability {
   std::size_t bytes = 0;                             ///< bytes that could be allocated
   char const* bounded_by = "the device";             ///< the tightest limit; static storage

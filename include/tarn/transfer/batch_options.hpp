@@ -15,16 +15,17 @@
 namespace TARN_NAMESPACE {
 
 struct batch_options {
-  /// Maximum bytes per batch; elements are never split. From 16 MiB on, the overhead of a batch besides its copy is below 3 %.
-  /// Where host threads fill the slots, larger batches are slower because the slots no longer fit the processor's cache
-  /// (bench/results/moving.jsonl).
+  /// Maximum bytes per batch; elements are never split. From 16 MiB on, the overhead of a batch besides its
+  /// copy is below 3 %. Where host threads fill the slots, larger batches are slower because the slots no
+  /// longer fit the processor's cache (bench/results/moving.jsonl).
   std::size_t batch_bytes = 16_MiB;
-  /// Number of device slots, that is, batches held at once, including the current one. 1 alternates copy and work; 2 overlap
-  /// them; the third hides delays of the host. The host uses as many slots where copies are staged, one more where threads
-  /// fill them (so that they do not wait for the copy), and one more than `threads` for a generator.
+  /// Number of device slots, that is, batches held at once, including the current one. 1 alternates copy and
+  /// work; 2 overlap them; the third hides delays of the host. The host uses as many slots where copies are
+  /// staged, one more where threads fill them (so that they do not wait for the copy), and one more than
+  /// `threads` for a generator.
   std::size_t depth = 3;
-  /// Threads that fill slots ahead of the loop. 0: chosen by size for memory and files, up to 8; a generator is called by the
-  /// looping thread.
+  /// Threads that fill slots ahead of the loop. 0: chosen by size for memory and files, up to 8; a generator
+  /// is called by the looping thread.
   unsigned threads = 0;
 };
 

@@ -97,13 +97,14 @@ class generated_source {
   std::unique_ptr<Fill> fill_;  ///< callable from a const source; the range never copies it
 };
 
-/// Declares that memory is pinned (pinned_buffer, cudaHostAlloc, cudaHostRegister), so it is copied without staging. If it
-/// is not pinned, the result is still correct, but slow: the driver waits for each batch.
+/// Declares that memory is pinned (pinned_buffer, cudaHostAlloc, cudaHostRegister), so it is copied without
+/// staging. If it is not pinned, the result is still correct, but slow: the driver waits for each batch.
 template <class T, std::size_t N>
 [[nodiscard]] pinned_source<std::remove_const_t<T>> pinned(std::span<T, N> elements) noexcept {
   return pinned_source<std::remove_const_t<T>>(elements);
 }
-/// Elements of a file, which must outlive the loop. @throws file_error  the file size is not a multiple of the element size
+/// Elements of a file, which must outlive the loop. @throws file_error  the file size is not a multiple of
+/// the element size
 template <class T>
 [[nodiscard]] file_source<T> from_file(mapped_file const& file) {
   return file_source<T>(file);
@@ -111,9 +112,10 @@ template <class T>
 template <class T>
 file_source<T> from_file(mapped_file const&&) = delete;  // the file would be closed before the first batch
 
-/// Batches produced by `fill(std::span<T> slot, std::size_t index) -> std::size_t`, which returns the number of elements that
-/// it filled, at most slot.size(); 0 ends the range. With batch_options::threads, several threads call it at once, each with
-/// its own index, also with indices after the one that ends. Batches arrive in index order.
+/// Batches produced by `fill(std::span<T> slot, std::size_t index) -> std::size_t`, which returns the number
+/// of elements that it filled, at most slot.size(); 0 ends the range. With batch_options::threads, several
+/// threads call it at once, each with its own index, also with indices after the one that ends. Batches
+/// arrive in index order.
 template <class T, class Fill>
   requires std::is_invocable_r_v<std::size_t, Fill&, std::span<T>, std::size_t>
 [[nodiscard]] generated_source<T, std::decay_t<Fill>> generate(Fill&& fill) {
@@ -134,8 +136,9 @@ inline constexpr bool is_pinned_buffer = false;
 template <class T, class Resource>
 inline constexpr bool is_pinned_buffer<pinned_buffer<T, Resource>> = true;
 
-/// Converts an argument to a source: a source is returned as is, a pinned_buffer becomes pinned memory, any other contiguous
-/// range becomes pageable memory. A range that would be destroyed before the loop begins does not compile.
+/// Converts an argument to a source: a source is returned as is, a pinned_buffer becomes pinned memory, any
+/// other contiguous range becomes pageable memory. A range that would be destroyed before the loop begins
+/// does not compile.
 template <class S>
 [[nodiscard]] auto as_batch_source(S&& s) {
   using plain = std::remove_cvref_t<S>;

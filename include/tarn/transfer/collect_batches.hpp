@@ -20,7 +20,8 @@
 
 namespace TARN_NAMESPACE {
 
-/// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
+/// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor
+/// movable.
 template <class T, class Pinned, class Driver>
 class batch_collector {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -98,13 +99,14 @@ class batch_collector {
 
 /// Copies device memory to the host in batches:
 /// `for (auto batch : collect_batches(buffer, {.batch_bytes = 16_MiB}, stream))`.
-/// Each batch is a host_batch: a contiguous range of pinned memory, valid until the loop advances. The next batches are copied
-/// meanwhile on a separate stream. They contain what `stream` has written when the loop begins; the body must not change it.
+/// Each batch is a host_batch: a contiguous range of pinned memory, valid until the loop advances. The next
+/// batches are copied meanwhile on a separate stream. They contain what `stream` has written when the loop
+/// begins; the body must not change it.
 /// @param from     device memory, or a device_buffer; must outlive the loop
 /// @param memory   identifies the device of `from`
 /// @param pinned   provides the slots; preferably a pool that is kept over several loops
-/// The loop may be left at any time, also by exceptions: destruction waits for the running copies, and nothing leaks. The host
-/// waits for the next batch. @throws as stream_batches()
+/// The loop may be left at any time, also by exceptions: destruction waits for the running copies, and
+/// nothing leaks. The host waits for the next batch. @throws as stream_batches()
 template <class T, std::size_t N, class Memory, class Pinned>
   requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Copies that change the element type: store in lower precision, compute in higher. On CUDA the file that converts must be
-// compiled by nvcc; for the simulated device and plain host memory any compiler works.
+// Copies that change the element type: store in lower precision, compute in higher. On CUDA the file that
+// converts must be compiled by nvcc; for the simulated device and plain host memory any compiler works.
 
 #include <cstddef>
 #include <cstdint>
@@ -46,10 +46,11 @@ inline constexpr bool is_devices_own =
 
 }  // namespace detail
 
-/// Copies elements to another type in stream order; each is rounded to nearest, ties to even. The spans have the same number
-/// of elements and must not overlap: a buffer cannot be converted in place, since many threads write at once. Both must be
-/// memory that the driver's device can access (device, pinned or managed memory, not pageable host memory). Runs one
-/// memory-bound kernel, with 16-byte accesses where both alignments allow. With equal types it is a plain copy.
+/// Copies elements to another type in stream order; each is rounded to nearest, ties to even. The spans have
+/// the same number of elements and must not overlap: a buffer cannot be converted in place, since many
+/// threads write at once. Both must be memory that the driver's device can access (device, pinned or managed
+/// memory, not pageable host memory). Runs one memory-bound kernel, with 16-byte accesses where both
+/// alignments allow. With equal types it is a plain copy.
 /// @throws length_error  the sizes differ; nothing is converted
 /// @throws misuse        of kind `overlap`
 /// @throws cuda_error    the driver refused
@@ -69,9 +70,9 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   }
 }
 
-/// Converts between buffers on one device, on `stream` of that device. `stream` first waits, on the device, for the streams of
-/// both buffers; these wait for the conversion, so either buffer may be changed or destroyed at once. If all three are the same
-/// stream, no event is used.
+/// Converts between buffers on one device, on `stream` of that device. `stream` first waits, on the device,
+/// for the streams of both buffers; these wait for the conversion, so either buffer may be changed or
+/// destroyed at once. If all three are the same stream, no event is used.
 /// @throws length_error, cuda_error
 /// @throws misuse  of kind `wrong_device`
 template <element From, class FromResource, element To, class ToResource>
@@ -106,9 +107,9 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream(), where);
 }
 
-/// Returns a new buffer of `memory` on `stream` that holds the elements of `from` converted to To: `auto half =
-/// tarn::converted<tarn::float16>(pool, weights, stream)`. Both buffers exist until the old one is destroyed, so the peak is
-/// the sum of their sizes.
+/// Returns a new buffer of `memory` on `stream` that holds the elements of `from` converted to To: `auto half
+/// = tarn::converted<tarn::float16>(pool, weights, stream)`. Both buffers exist until the old one is
+/// destroyed, so the peak is the sum of their sizes.
 /// @throws length_error, out_of_memory, misuse, cuda_error; nothing is held
 template <element To, class Memory, element From, class FromResource>
   requires resource<Memory>

@@ -13,8 +13,9 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Copies on its own stream and orders the copies with the user's stream by numbered events. Waits on the host only where
-/// documented. Destruction waits for the running copies, so the memory that they use may be freed. One thread at a time.
+/// Copies on its own stream and orders the copies with the user's stream by numbered events. Waits on the
+/// host only where documented. Destruction waits for the running copies, so the memory that they use may be
+/// freed. One thread at a time.
 template <stream_driver Driver>
 class copy_stream {
  public:

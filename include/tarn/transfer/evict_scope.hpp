@@ -39,23 +39,25 @@ struct lost_elements {
   std::exception_ptr why;  ///< the exception of bring_back()
 };
 
-/// Moves the elements of device buffers to pinned host memory, frees their device memory, and restores them at the end.
-/// `tarn::evict_scope evicted{pinned, stream, optimizer_state, embeddings};`
+/// Moves the elements of device buffers to pinned host memory, frees their device memory, and restores them
+/// at the end. `tarn::evict_scope evicted{pinned, stream, optimizer_state, embeddings};`
 ///
-/// Everything is ordered on `stream`: the constructor and bring_back() make it wait for the buffers' streams, and those for it;
-/// the host does not wait. Later work on `stream` can reuse the freed memory at once. During the scope the buffers are empty
-/// (memory assigned to one meanwhile is freed when its elements return). The buffers must outlive the scope and must not move;
-/// all streams must outlive it, too. Afterwards they are the same objects with equal elements, size, stream and resource, but
-/// at another address: earlier pointers and spans are invalid. Spare capacity is not restored.
+/// Everything is ordered on `stream`: the constructor and bring_back() make it wait for the buffers' streams,
+/// and those for it; the host does not wait. Later work on `stream` can reuse the freed memory at once.
+/// During the scope the buffers are empty (memory assigned to one meanwhile is freed when its elements
+/// return). The buffers must outlive the scope and must not move; all streams must outlive it, too.
+/// Afterwards they are the same objects with equal elements, size, stream and resource, but at another
+/// address: earlier pointers and spans are invalid. Spare capacity is not restored.
 ///
-/// Elements are never lost silently. bring_back() throws if the device has too little memory; it then changes nothing and may
-/// be called again. The destructor also calls it. If that fails, it waits for the copies and passes the remaining elements to
-/// the handler set by when_lost(); without a handler it reports misuse (contents_lost), which ends the program unless a misuse
-/// handler returns. Call bring_back() explicitly where an error can be handled. Once the driver is unloaded at process exit,
-/// nothing is done.
+/// Elements are never lost silently. bring_back() throws if the device has too little memory; it then changes
+/// nothing and may be called again. The destructor also calls it. If that fails, it waits for the copies and
+/// passes the remaining elements to the handler set by when_lost(); without a handler it reports misuse
+/// (contents_lost), which ends the program unless a misuse handler returns. Call bring_back() explicitly
+/// where an error can be handled. Once the driver is unloaded at process exit, nothing is done.
 ///
-/// Host memory: as many bytes as the buffers have elements, from `pinned`. Use a pool: pinning costs 460 ms per GiB, and a bare
-/// source waits for the stream when it frees. `pinned` may belong to another device. One thread at a time.
+/// Host memory: as many bytes as the buffers have elements, from `pinned`. Use a pool: pinning costs 460 ms
+/// per GiB, and a bare source waits for the stream when it frees. `pinned` may belong to another device. One
+/// thread at a time.
 template <class Pinned, class... Buffers>
 class evict_scope {
   static_assert(sizeof...(Buffers) != 0,
@@ -95,9 +97,10 @@ class evict_scope {
     forget_event();
   }
 
-  /// Restores all elements, in stream order. Does nothing if they are already restored. If the device has too little memory,
-  /// the caches of the buffers' pools are trimmed and it is tried once more.
-  /// @throws out_of_memory, cuda_error  nothing has changed: the elements stay on the host, and it may be called again
+  /// Restores all elements, in stream order. Does nothing if they are already restored. If the device has too
+  /// little memory, the caches of the buffers' pools are trimmed and it is tried once more.
+  /// @throws out_of_memory, cuda_error  nothing has changed: the elements stay on the host, and it may be
+  /// called again
   void bring_back(source_location where = source_location::current()) {
     if (evicted_bytes() == 0) return;
     detail::called_from(where, [&] {
@@ -122,8 +125,9 @@ class evict_scope {
     return std::span<element const>(s.data(), s.count);
   }
 
-  /// Sets the handler for elements that the destructor cannot restore. It is called once for each such buffer, after the copies
-  /// to the host have completed. An exception thrown by the handler ends the program.
+  /// Sets the handler for elements that the destructor cannot restore. It is called once for each such
+  /// buffer, after the copies to the host have completed. An exception thrown by the handler ends the
+  /// program.
   void when_lost(handler h) { handler_ = std::move(h); }
 
   /// Returns the bytes currently on the host.
@@ -177,15 +181,16 @@ class evict_scope {
     return detail::max_of(default_alignment, alignof(typename Slot::element));
   }
 
-  /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any device.
+  /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any
+  /// device.
   [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).buffer->resource().driver(); }
   template <class Slot>
   [[nodiscard]] void* host_memory_for(Slot const& s) {
     return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
   }
 
-  /// A copy captured into a graph would run when the graph is launched, not now; and waiting for a buffer's capturing stream
-  /// would make the scope's stream part of that capture.
+  /// A copy captured into a graph would run when the graph is launched, not now; and waiting for a buffer's
+  /// capturing stream would make the scope's stream part of that capture.
   void refuse_capture() const {
     refuse_capture_of(stream_);
     each([&](auto const& s) { refuse_capture_of(s.buffer->stream()); });
@@ -215,7 +220,8 @@ class evict_scope {
     }
   }
 
-  /// Allocates new blocks on stream_, fills them and makes the buffers' streams wait. The buffers are changed only after that.
+  /// Allocates new blocks on stream_, fills them and makes the buffers' streams wait. The buffers are changed
+  /// only after that.
   template <std::size_t... N>
   void bring_all(std::index_sequence<N...>) {
     std::tuple<Buffers...> back(block_for(std::get<N>(slots_))...);
@@ -259,8 +265,8 @@ class evict_scope {
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
   }
-  /// Waits on the host for the scope's copies. A capturing stream must not be waited for: in that case nothing was brought
-  /// back, and report_lost() has waited for the copies to the host.
+  /// Waits on the host for the scope's copies. A capturing stream must not be waited for: in that case
+  /// nothing was brought back, and report_lost() has waited for the copies to the host.
   [[nodiscard]] bool finish() const noexcept {
     bool capturing = false;
     (void)driver().is_capturing(stream_, capturing);

@@ -15,9 +15,10 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Calls fill(batch, piece) once for each piece of each opened batch, in order of (batch, piece), from several threads at once.
-/// Batch b uses slot b % slots; opening it permits writing to the slot. With no threads, the caller fills in is_filled() or
-/// take(). An exception thrown by fill is stored and rethrown by take(). One thread opens and takes.
+/// Calls fill(batch, piece) once for each piece of each opened batch, in order of (batch, piece), from
+/// several threads at once. Batch b uses slot b % slots; opening it permits writing to the slot. With no
+/// threads, the caller fills in is_filled() or take(). An exception thrown by fill is stored and rethrown by
+/// take(). One thread opens and takes.
 class fill_threads {
  public:
   /// @param fill  returns the number of elements that it filled; called by several threads at once
@@ -54,7 +55,8 @@ class fill_threads {
     return s.pieces_left == 0 && s.error == nullptr;
   }
 
-  /// Waits until an opened batch is filled; returns its number of elements. @throws what fill threw for one of its pieces
+  /// Waits until an opened batch is filled; returns its number of elements. @throws what fill threw for one
+  /// of its pieces
   std::size_t take(std::size_t batch) {
     slot const& s = slots_[batch % slots_.size()];
     if (threads_.empty()) fill_here(batch);

@@ -61,7 +61,8 @@ void give_back_on(Owner& owner, stream_ref stream) noexcept {
   give_back(memory, stream, p, count * sizeof(*p), owner.alignment());
 }
 
-/// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one event.
+/// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one
+/// event.
 /// @throws cuda_error  some may be ordered, which is harmless
 template <freeable... Owners>
 void order_behind(stream_ref stream, Owners const&... owners) {
@@ -76,9 +77,9 @@ void order_behind(stream_ref stream, Owners const&... owners) {
 
 }  // namespace detail
 
-/// Frees the memory of owners now, in the order of their last user, a stream: later work on it may reuse it at once,
-/// other streams once they are ordered. The owners are then empty, keep their streams and may be reused. Over a pool it never
-/// waits; without one, sources that cannot free in stream order wait as usual.
+/// Frees the memory of owners now, in the order of their last user, a stream: later work on it may reuse it
+/// at once, other streams once they are ordered. The owners are then empty, keep their streams and may be
+/// reused. Over a pool it never waits; without one, sources that cannot free in stream order wait as usual.
 /// @param last_user  a stream of any device; all work that uses the memory is enqueued on it or on the
 ///                   owners' streams
 /// @param earlier    whether it must first be made to wait for the owners' streams

@@ -19,8 +19,8 @@ enum class too_large_item {
 };
 
 struct micro_batch_options {
-  /// Thousandths of the available memory that are left unused: blocks are rounded up (small ones by up to 12.5 %), and other
-  /// programs use the device. A budget given as a number of bytes is used completely.
+  /// Thousandths of the available memory that are left unused: blocks are rounded up (small ones by up
+  /// to 12.5 %), and other programs use the device. A budget given as a number of bytes is used completely.
   unsigned reserve_per_mille = 50;
   too_large_item when_too_large = too_large_item::refuse;
   std::size_t most_items = ~std::size_t{0};  ///< maximum items per part, regardless of memory; 0 counts as 1
@@ -33,23 +33,26 @@ struct micro_batch {
   std::size_t index = 0;  ///< index of the part, from 0
   std::size_t of = 0;     ///< total items of all parts
 
-  /// Returns the part's share of all items. Scaled by it, the mean losses of all parts accumulate to the gradients of the whole
-  /// batch, although the last parts have one item fewer. The weights of all parts add up to 1.
+  /// Returns the part's share of all items. Scaled by it, the mean losses of all parts accumulate to the
+  /// gradients of the whole batch, although the last parts have one item fewer. The weights of all parts add
+  /// up to 1.
   [[nodiscard]] double weight() const noexcept {
     return static_cast<double>(count) / static_cast<double>(of);
   }
 };
 
-/// Splits `n` items into the fewest parts that fit a budget, as evenly as possible: sizes differ by at most one item. The split
-/// is computed once, on construction, and does not follow later allocations; construct again for current figures. A forward
-/// range of micro_batch; a small value that holds no memory and no resource. Zero items give no parts.
+/// Splits `n` items into the fewest parts that fit a budget, as evenly as possible: sizes differ by at most
+/// one item. The split is computed once, on construction, and does not follow later allocations; construct
+/// again for current figures. A forward range of micro_batch; a small value that holds no memory and no
+/// resource. Zero items give no parts.
 class micro_batches {
  public:
   class iterator;
 
   /// Splits by a number of bytes.
   /// @param n               items
-  /// @param bytes_per_item  needed per item while its part is processed: `bytes_of<float>(features)`; 0: all items fit
+  /// @param bytes_per_item  needed per item while its part is processed: `bytes_of<float>(features)`; 0: all
+  /// items fit
   /// @param budget          bytes that a part may use
   /// @throws out_of_memory  one item exceeds the budget (unless one_at_a_time); nothing was done
   micro_batches(std::size_t n, std::size_t bytes_per_item, std::size_t budget,
@@ -71,7 +74,8 @@ class micro_batches {
   /// Returns the number of parts.
   [[nodiscard]] std::size_t size() const noexcept { return parts_; }
   [[nodiscard]] bool empty() const noexcept { return parts_ == 0; }
-  /// Returns the number of items in the largest part, which is the first. Buffers shared by all parts must hold this many.
+  /// Returns the number of items in the largest part, which is the first. Buffers shared by all parts must
+  /// hold this many.
   [[nodiscard]] std::size_t largest() const noexcept {
     return parts_ == 0 ? 0 : each_ + (extra_ != 0 ? 1 : 0);
   }

@@ -23,7 +23,8 @@ class bad_partition : public detail::error_of<std::invalid_argument, 320> {
   explicit bad_partition(std::string_view text) { text_.add(text); }
 };
 
-/// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be empty. A value type.
+/// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be
+/// empty. A value type.
 class partition {
  public:
   /// Constructs a partition without elements and parts.
@@ -42,7 +43,8 @@ class partition {
     return made;
   }
   /// Divides in proportion to weights (memory, speed); each part is within one step of its share.
-  /// @throws bad_partition  no weights, a weight is negative or not finite, no weight is positive, or `multiple_of` is 0
+  /// @throws bad_partition  no weights, a weight is negative or not finite, no weight is positive, or
+  /// `multiple_of` is 0
   [[nodiscard]] static partition weighted(std::size_t count, std::span<double const> weights,
                                           std::size_t multiple_of = 1,
                                           source_location where = source_location::current()) {
@@ -59,7 +61,8 @@ class partition {
     for (std::size_t i = 1; i < weights.size(); ++i) {
       before += weights[i - 1];
       long double const position = std::floor(steps * (before / total) + 0.5L);
-      // Also covers rounding beyond the last step, and step counts that a long double of few bits cannot represent.
+      // Also covers rounding beyond the last step, and step counts that a long double of few bits cannot
+      // represent.
       made.first_[i] =
           position >= steps ? count : position_of(static_cast<std::size_t>(position), count, multiple_of);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// partitioned_buffer<T>: one array divided over several devices; each part is on its device with its own stream.
+// partitioned_buffer<T>: one array divided over several devices; each part is on its device with its own
+// stream.
 
 #include <cstddef>
 #include <span>
@@ -31,10 +32,10 @@ struct no_guard {
 
 }  // namespace detail
 
-/// Owns size() uninitialised elements; part i is in a block of memory i. Each part's work is ordered on its own stream; parts
-/// run concurrently, and the host waits only where documented. Several parts may be on one device. Movable, not copyable. One
-/// thread at a time. A default-constructed or moved-from buffer has no elements and no parts, and may be assigned. A constructor that
-/// throws frees the parts allocated so far.
+/// Owns size() uninitialised elements; part i is in a block of memory i. Each part's work is ordered on its
+/// own stream; parts run concurrently, and the host waits only where documented. Several parts may be on one
+/// device. Movable, not copyable. One thread at a time. A default-constructed or moved-from buffer has no
+/// elements and no parts, and may be assigned. A constructor that throws frees the parts allocated so far.
 template <class T, class Resource = detail::default_device_resource<T>>
 class partitioned_buffer {
  public:
@@ -92,7 +93,8 @@ class partitioned_buffer {
   [[nodiscard]] stream_ref stream(std::size_t i) const noexcept { return parts_[i].stream.ref(); }
   [[nodiscard]] device_id device(std::size_t i) const noexcept { return driver(i).device(); }
 
-  /// Calls `call(part_ref)` for each part with its device current; the callback enqueues the part's work on its stream.
+  /// Calls `call(part_ref)` for each part with its device current; the callback enqueues the part's work on
+  /// its stream.
   template <class Call>
   void for_each_part(Call const& call) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -101,8 +103,9 @@ class partitioned_buffer {
     }
   }
 
-  /// Copies from size() host elements, each part in its stream's order. From pinned memory, which must be kept until the
-  /// streams have completed the copies, all devices copy concurrently; from other memory they copy one after the other.
+  /// Copies from size() host elements, each part in its stream's order. From pinned memory, which must be
+  /// kept until the streams have completed the copies, all devices copy concurrently; from other memory they
+  /// copy one after the other.
   /// @throws length_error  the number of elements differs; nothing is copied
   /// @throws cuda_error    some parts may have been copied
   void scatter(std::span<T const> from, source_location where = source_location::current()) {
@@ -114,8 +117,8 @@ class partitioned_buffer {
     require_size("gather", to.size(), where);
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i), where);
   }
-  /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it throws, so `to` may be
-  /// freed.
+  /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it
+  /// throws, so `to` may be freed.
   void gather_sync(std::span<T> to, source_location where = source_location::current()) const {
     try {
       gather(to, where);
@@ -125,8 +128,9 @@ class partitioned_buffer {
     }
     synchronize(where);
   }
-  /// Copies from another division of the same number of elements, piece by piece between the devices, ordered with the streams
-  /// of all parts involved; either buffer may be changed or destroyed at once. @throws as scatter
+  /// Copies from another division of the same number of elements, piece by piece between the devices, ordered
+  /// with the streams of all parts involved; either buffer may be changed or destroyed at once. @throws as
+  /// scatter
   template <class Other>
     requires std::is_same_v<typename Other::driver_type, driver_type>
   void copy_from(partitioned_buffer<T, Other> const& other,
@@ -149,13 +153,14 @@ class partitioned_buffer {
     for (part_and_stream& p : parts_) p.elements.zero(where);
   }
 
-  /// Waits on the host for the work of all parts. @throws cuda_error  the first error of the parts, also errors of earlier
-  /// kernels; all parts have been waited for
+  /// Waits on the host for the work of all parts. @throws cuda_error  the first error of the parts, also
+  /// errors of earlier kernels; all parts have been waited for
   void synchronize(source_location where = source_location::current()) const {
     if (failed_part const first = finish(); !first.what.ok())
       throw cuda_error(first.what, first.device, where);
   }
-  /// Makes later work of all parts wait, on the devices, for the work enqueued on `stream` so far. @throws cuda_error
+  /// Makes later work of all parts wait, on the devices, for the work enqueued on `stream` so far. @throws
+  /// cuda_error
   void order_behind(driver_type const& driver_of_stream, stream_ref stream,
                     source_location where = source_location::current()) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -163,7 +168,8 @@ class partitioned_buffer {
                             identified(driver_of_stream, stream, where), where);
     }
   }
-  /// Makes later work on `stream` wait, on the devices, for the work enqueued by all parts so far. @throws cuda_error
+  /// Makes later work on `stream` wait, on the devices, for the work enqueued by all parts so far. @throws
+  /// cuda_error
   void order_before(driver_type const& driver_of_stream, stream_ref stream,
                     source_location where = source_location::current()) const {
     for (std::size_t i = 0; i < parts_.size(); ++i) {

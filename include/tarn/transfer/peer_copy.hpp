@@ -29,10 +29,11 @@ inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
 
 }  // namespace detail
 
-/// Copies elements between buffers on any devices, including the same one, on the target's stream. That stream first waits, on
-/// the device, for the source's stream, which then waits for the copy, so either buffer may be changed or destroyed at once.
-/// The host does not wait. Peer access is not required: without it the driver copies through the host (which may take ten times
-/// as long); pages made `| accessible_from{...}` can be copied directly.
+/// Copies elements between buffers on any devices, including the same one, on the target's stream. That
+/// stream first waits, on the device, for the source's stream, which then waits for the copy, so either
+/// buffer may be changed or destroyed at once. The host does not wait. Peer access is not required: without
+/// it the driver copies through the host (which may take ten times as long); pages made `|
+/// accessible_from{...}` can be copied directly.
 /// @param from_first, to_first, count  elements
 /// @throws length_error  beyond the end of a buffer; nothing is copied
 /// @throws misuse        of kind `overlap`: both are the same buffer and the ranges share elements

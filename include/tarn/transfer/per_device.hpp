@@ -39,11 +39,11 @@ struct default_pool_of {
 
 }  // namespace detail
 
-/// One pool per device: `tarn::per_device<tarn::device_pool> pools;`, then `pools[device]` or `pools.current()`. For pools with
-/// options, or on a simulated machine, pass a callable that makes a pool:
-/// `tarn::per_device pools{[](tarn::device_id d) { return tarn::cuda_pages{d} | tarn::pooled{} | tarn::limited{8_GiB}; }};`
-/// Thread-safe; access to an existing pool is one atomic load. Pools live until this object is destroyed, and longer while
-/// buffers hold them; references to them stay valid.
+/// One pool per device: `tarn::per_device<tarn::device_pool> pools;`, then `pools[device]` or
+/// `pools.current()`. For pools with options, or on a simulated machine, pass a callable that makes a pool:
+/// `tarn::per_device pools{[](tarn::device_id d) { return tarn::cuda_pages{d} | tarn::pooled{} |
+/// tarn::limited{8_GiB}; }};` Thread-safe; access to an existing pool is one atomic load. Pools live until
+/// this object is destroyed, and longer while buffers hold them; references to them stay valid.
 template <class Pool, class Make = detail::default_pool_of<Pool>>
   requires std::same_as<std::invoke_result_t<Make&, device_id>, Pool>
 class per_device {
@@ -54,7 +54,8 @@ class per_device {
   static constexpr int most_devices = 128;
 
   /// Creates no pool yet.
-  /// @param make  called with a device, by one thread at a time. It may access the pools of other devices; it must not wait for
+  /// @param make  called with a device, by one thread at a time. It may access the pools of other devices; it
+  /// must not wait for
   ///              a thread that accesses one
   explicit per_device(Make make = Make{}) : make_(std::move(make)) {}
   per_device(per_device const&) = delete;
@@ -64,9 +65,11 @@ class per_device {
   }
 
   /// Returns the device's pool; creates it on first use. The current device is unchanged.
-  /// @throws cuda_error  of kind `no_device` if the device does not exist, or anything that making a pool throws; the next
+  /// @throws cuda_error  of kind `no_device` if the device does not exist, or anything that making a pool
+  /// throws; the next
   ///                     call tries again
-  /// @throws misuse      of kind `wrong_device`: the pool belongs to another device; of kind `recursion`: making a device's
+  /// @throws misuse      of kind `wrong_device`: the pool belongs to another device; of kind `recursion`:
+  /// making a device's
   ///                     pool accesses that same pool
   [[nodiscard]] Pool& operator[](device_id device) {
     if (device.value < 0 || device.value >= most_devices) refuse(device);

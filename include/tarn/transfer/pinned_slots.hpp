@@ -14,8 +14,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// `count` slots of `elements` elements each. No work may use them when they are destroyed, since a pool may reuse them on the
-/// host at once. In contrast, a pinned_buffer is freed in stream order.
+/// `count` slots of `elements` elements each. No work may use them when they are destroyed, since a pool may
+/// reuse them on the host at once. In contrast, a pinned_buffer is freed in stream order.
 template <class T, class Pinned>
 class pinned_slots {
   static_assert(has_property<Pinned, host_accessible>,

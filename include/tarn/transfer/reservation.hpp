@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// reservation: an amount of memory that a task takes before it starts, so that it never runs out of memory half way.
+// reservation: an amount of memory that a task takes before it starts, so that it never runs out of memory
+// half way.
 
 #include <atomic>
 #include <chrono>
@@ -69,8 +70,8 @@ class waiting_thread final : public budget_waiter {
   return budget.stop_waiting(self);
 }
 
-/// The part of a limit that one reservation has. It allocates below the limit, so nothing is counted twice; a block that is freed
-/// after the reservation has ended returns its bytes to the limit.
+/// The part of a limit that one reservation has. It allocates below the limit, so nothing is counted twice; a
+/// block that is freed after the reservation has ended returns its bytes to the limit.
 template <class Memory>
 class reserved_layer
     : public resource_adaptor<reserved_layer<Memory>, typename Memory::layer_type::upstream_type> {
@@ -83,7 +84,8 @@ class reserved_layer
       : base(memory->upstream()), memory_(memory), bytes_(bytes), left_(bytes) {}
   ~reserved_layer() { end(); }
 
-  /// @throws reservation_exceeded  more than is left, or the reservation has ended; out_of_memory: the upstream refused
+  /// @throws reservation_exceeded  more than is left, or the reservation has ended; out_of_memory: the
+  /// upstream refused
   void* around_allocate(request const& r, auto const& next) {
     std::size_t const counted = counted_bytes(this->upstream(), r.bytes, r.alignment);
     if (!take(counted)) [[unlikely]]
@@ -169,15 +171,16 @@ class reserved_layer
 
 }  // namespace detail
 
-/// An amount of memory that reserve() took from a limit ahead of time: no other user of the limit can have it until it is given
-/// back. A task that knows its peak reserves it, and then allocates through resource(), where the limit refuses nothing up to that
-/// amount.
+/// An amount of memory that reserve() took from a limit ahead of time: no other user of the limit can have it
+/// until it is given back. A task that knows its peak reserves it, and then allocates through resource(),
+/// where the limit refuses nothing up to that amount.
 ///
-/// Blocks count as the pool rounds them. A block must be freed through the resource that it was allocated from, as owners do. It
-/// may outlive the reservation: its bytes return to the limit when it is freed, all others at once.
+/// Blocks count as the pool rounds them. A block must be freed through the resource that it was allocated
+/// from, as owners do. It may outlive the reservation: its bytes return to the limit when it is freed, all
+/// others at once.
 ///
-/// Safe from any thread, except that the reservation is moved and destroyed by one. An allocation costs three more atomic
-/// operations on memory that the task's threads share, a deallocation two.
+/// Safe from any thread, except that the reservation is moved and destroyed by one. An allocation costs three
+/// more atomic operations on memory that the task's threads share, a deallocation two.
 template <class Memory>
 class [[nodiscard]] reservation {
   using layer = detail::reserved_layer<Memory>;
@@ -201,8 +204,8 @@ class [[nodiscard]] reservation {
 
   // A reservation that was moved from has no bytes and no resource.
 
-  /// The memory to allocate from. Its handle may have layers on top, as in `task.resource() | tracked{}`. Once the reservation has
-  /// ended, it refuses to allocate.
+  /// The memory to allocate from. Its handle may have layers on top, as in `task.resource() | tracked{}`.
+  /// Once the reservation has ended, it refuses to allocate.
   [[nodiscard]] resource_type const& resource() const noexcept { return resource_; }
   /// Returns how much of the limit is reserved, bytes.
   [[nodiscard]] std::size_t bytes() const noexcept { return is_live_ ? resource_->limit() : 0; }
@@ -225,23 +228,27 @@ class [[nodiscard]] reservation {
   bool is_live_ = true;
 };
 
-/// Reserves bytes of a limit for a task, so that it starts only when its peak fits beside those of the others:
-/// `auto memory = pool | limited{bytes};`, and on each task's thread `auto task = reserve(memory, peak, 60s);`.
+/// Reserves bytes of a limit for a task, so that it starts only when its peak fits beside those of the
+/// others: `auto memory = pool | limited{bytes};`, and on each task's thread `auto task = reserve(memory,
+/// peak, 60s);`.
 ///
-/// Requests that wait are served in the order in which they came, but one that fits is served before one that does not, at most
-/// 16 times. Allocations that are not made through a reservation do not queue. The limit should be what the device really has for
-/// the pool, `available_memory(pool).bytes`, less a part for free ranges that are too small for a request: 5 per cent where the
-/// tasks' blocks are similar, 10 where they are not. With 16 threads and random blocks of up to a twentieth of the device, about one
-/// program in 1,000 ran out of memory at 5 per cent and none of 3,000 at 10 (tests/transfer/reservation.cpp, simulated device).
+/// Requests that wait are served in the order in which they came, but one that fits is served before one that
+/// does not, at most 16 times. Allocations that are not made through a reservation do not queue. The limit
+/// should be what the device really has for the pool, `available_memory(pool).bytes`, less a part for free
+/// ranges that are too small for a request: 5 per cent where the tasks' blocks are similar, 10 where they are
+/// not. With 16 threads and random blocks of up to a twentieth of the device, about one program in 1,000 ran
+/// out of memory at 5 per cent and none of 3,000 at 10 (tests/transfer/reservation.cpp, simulated device).
 ///
 /// @param memory  has a limit on live bytes as its uppermost layer
-/// @param bytes   the peak of what is live at once, as the pool rounds it: peak() of an earlier run, for example
+/// @param bytes   the peak of what is live at once, as the pool rounds it: peak() of an earlier run, for
+/// example
 /// @param wait    how long to wait until they are free; 0: not at all; nanoseconds::max(): without end
 /// @throws out_of_memory  the bytes are not free, or did not become free in time; or exceed the limit, now or
 ///                        as set_limit() lowers it meanwhile, which is not waited for; or exceed
 ///                        max_request_bytes
 /// @throws std::bad_alloc, std::system_error  the host refused. Nothing has changed
-/// Thread-safe. A thread that waits must not hold a reservation that the others wait for. One host allocation; O(requests that wait).
+/// Thread-safe. A thread that waits must not hold a reservation that the others wait for. One host
+/// allocation; O(requests that wait).
 template <class Memory>
 [[nodiscard]] auto reserve(Memory const& memory, std::size_t bytes,
                            std::chrono::nanoseconds wait = std::chrono::nanoseconds::zero(),

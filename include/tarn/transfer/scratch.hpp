@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// scratch: a stack allocator for temporaries on a device, with mark and rewind, for recomputation and layered work.
+// scratch: a stack allocator for temporaries on a device, with mark and rewind, for recomputation and layered
+// work.
 //
 //   chunk 0                 chunk 1
 //   [ a | b |    gap     ]  [ c | d | free         ]    mark m was taken after b: rewind(m) frees c and d
@@ -25,7 +26,8 @@ namespace TARN_NAMESPACE {
 
 /// What take() does if the chunks are full.
 enum class scratch_growth {
-  doubling,  ///< allocates another chunk, as large as all chunks so far or as the request, whichever is larger
+  doubling,  ///< allocates another chunk, as large as all chunks so far or as the request, whichever is
+             ///< larger
   none       ///< throws out_of_memory: chunk_bytes is the total
 };
 
@@ -44,15 +46,16 @@ class scratch_mark {
   std::size_t depth_ = 0;
 };
 
-/// Hands out uninitialised device memory from chunks in ascending order; rewinding to a mark frees all memory handed out since.
-/// Chunks come from `memory` and are kept until release() or destruction: a warm take() or rewind() is a few instructions and
-/// does not call the pool.
+/// Hands out uninitialised device memory from chunks in ascending order; rewinding to a mark frees all memory
+/// handed out since. Chunks come from `memory` and are kept until release() or destruction: a warm take() or
+/// rewind() is a few instructions and does not call the pool.
 ///
-/// All memory is ordered by one stream: freed memory may be handed out again at once, for later work on stream(). Work on
-/// another stream must be ordered before the rewind (by an event, or set_stream()).
+/// All memory is ordered by one stream: freed memory may be handed out again at once, for later work on
+/// stream(). Work on another stream must be ordered before the rewind (by an event, or set_stream()).
 ///
-/// It is deliberately not a resource: an owner that frees in arbitrary order, or outlives a rewind, would be wrong undetected.
-/// Sizes do not wrap. One thread at a time. Destruction frees the chunks in the order of stream(), and never throws.
+/// It is deliberately not a resource: an owner that frees in arbitrary order, or outlives a rewind, would be
+/// wrong undetected. Sizes do not wrap. One thread at a time. Destruction frees the chunks in the order of
+/// stream(), and never throws.
 template <class Resource>
 class scratch {
  public:
@@ -71,7 +74,8 @@ class scratch {
   scratch& operator=(scratch const&) = delete;
   ~scratch() { give_from(0); }
 
-  /// Returns `count` uninitialised elements, valid until an earlier mark is rewound to; null for zero elements.
+  /// Returns `count` uninitialised elements, valid until an earlier mark is rewound to; null for zero
+  /// elements.
   /// @param count  elements, not bytes. Aligned to 256 bytes, or to alignof(T) if that is larger
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing has changed. With growth::none the error reports the size of the scratch
@@ -95,8 +99,9 @@ class scratch {
     m.depth_ = marks_.size() - 1;
     return m;
   }
-  /// Frees all memory handed out since the mark and invalidates the mark and all later ones. An invalid mark, or one of another
-  /// scratch, is reported to the misuse handler; if that returns, nothing has changed. Keeps the chunks.
+  /// Frees all memory handed out since the mark and invalidates the mark and all later ones. An invalid mark,
+  /// or one of another scratch, is reported to the misuse handler; if that returns, nothing has changed.
+  /// Keeps the chunks.
   void rewind(scratch_mark const& m) noexcept {
     bool const known = m.of_ == this && m.depth_ < marks_.size() && marks_[m.depth_].serial == m.serial_;
     if (!known) return report_invalid(m);
@@ -108,8 +113,8 @@ class scratch {
   /// Frees the unused chunks in the order of stream(). Marks stay valid.
   void release() noexcept { give_from(used_ == 0 ? 0 : at_ + 1); }
 
-  /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream, which must still
-  /// exist. @throws cuda_error  nothing has changed
+  /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old
+  /// stream, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
     stream = identified(memory_, stream, where);
     if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_, where);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// stream_batches: a loop over device batches of a host source; the next batches are filled and copied meanwhile.
+// stream_batches: a loop over device batches of a host source; the next batches are filled and copied
+// meanwhile.
 //
 //   threads   fill pinned slot i               wait for copied[i] of the slot's last batch (looping thread, then opens it)
 //   lane      copy pinned i -> device i        waits on the device for released[i] of the slot's last batch; records copied[i]
@@ -31,13 +32,15 @@
 
 namespace TARN_NAMESPACE {
 
-/// The range that stream_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
+/// The range that stream_batches() returns: a single-pass input range for one thread. Neither copyable nor
+/// movable.
 template <class Source, class Memory, class Pinned>
 class batch_stream {
  public:
   using value_type = typename Source::value_type;
   using batch = device_batch<value_type>;
-  /// A batch may be used by work on the loop's stream until ++; work that the body enqueued before may still use it afterwards.
+  /// A batch may be used by work on the loop's stream until ++; work that the body enqueued before may still
+  /// use it afterwards.
   using iterator = batch_iterator<batch_stream, batch>;
   static_assert(has_property<Memory, device_accessible>,
                 "tarn: batches are streamed to memory that the device can access");
@@ -61,7 +64,8 @@ class batch_stream {
   }
   batch_stream(batch_stream const&) = delete;
   batch_stream& operator=(batch_stream const&) = delete;
-  /// Stops filling and waits for the running copies; the body's work continues. Afterwards the source is no longer read.
+  /// Stops filling and waits for the running copies; the body's work continues. Afterwards the source is no
+  /// longer read.
   ~batch_stream() = default;
 
   /// Starts the loop on the first call. A later call returns an iterator at the current batch.
@@ -82,8 +86,8 @@ class batch_stream {
     return size == detail::unknown_count ? size : (size + capacity - 1) / capacity;
   }
 
-  /// One more than the device slots if threads fill, so that they do not wait for the copy. If each slot is filled by a single
-  /// thread, each thread gets a slot.
+  /// One more than the device slots if threads fill, so that they do not wait for the copy. If each slot is
+  /// filled by a single thread, each thread gets a slot.
   static std::size_t host_depth_for(std::size_t depth, std::size_t threads) noexcept {
     if (depth == 0 || threads == 0) return depth;
     if constexpr (Source::is_staged) {
@@ -93,7 +97,8 @@ class batch_stream {
   }
   [[nodiscard]] std::size_t slot_of(std::size_t index) const noexcept { return index % depth_; }
   [[nodiscard]] std::size_t host_slot_of(std::size_t index) const noexcept { return index % host_depth_; }
-  // Indices of the lane's events: copied per host slot, released per device slot, and one for the user's stream at the start.
+  // Indices of the lane's events: copied per host slot, released per device slot, and one for the user's
+  // stream at the start.
   [[nodiscard]] std::size_t copied(std::size_t index) const noexcept { return host_slot_of(index); }
   [[nodiscard]] std::size_t released(std::size_t index) const noexcept {
     return host_depth_ + slot_of(index);
@@ -214,7 +219,8 @@ class batch_stream {
     std::size_t offset = 0;
   };
 
-  // Destruction order, last member first: the threads end, the lane waits for its copies, then the slots are freed.
+  // Destruction order, last member first: the threads end, the lane waits for its copies, then the slots are
+  // freed.
   Source source_;
   std::size_t capacity_;  ///< elements per slot
   std::size_t end_;       ///< number of batches, if known
@@ -232,23 +238,27 @@ class batch_stream {
   std::size_t offset_ = 0;   ///< number of elements in those batches
 };
 
-/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 16_MiB}, pool, stream))`. Each
-/// batch is a device_batch: elements in device memory, ready for work that the body enqueues on `stream`. The next batches are
-/// filled and copied meanwhile on a separate stream. The last batch has the remaining elements; an empty source yields no
-/// batch.
-/// @param source   contiguous memory (a span, a named vector: pageable), a pinned_buffer or pinned(span), from_file<T>(file),
+/// Streams a source to the device: `for (auto batch : stream_batches(source, {.batch_bytes = 16_MiB}, pool,
+/// stream))`. Each batch is a device_batch: elements in device memory, ready for work that the body enqueues
+/// on `stream`. The next batches are filled and copied meanwhile on a separate stream. The last batch has the
+/// remaining elements; an empty source yields no batch.
+/// @param source   contiguous memory (a span, a named vector: pageable), a pinned_buffer or pinned(span),
+/// from_file<T>(file),
 ///                 generate<T>(callable); it must outlive the loop
 /// @param memory   provides the device slots, in the order of `stream`
-/// @param pinned   provides the slots in which a source that is not pinned is staged: best a pool, kept over several loops;
+/// @param pinned   provides the slots in which a source that is not pinned is staged: best a pool, kept over
+/// several loops;
 ///                 by default the driver's pinned memory: some 450 ms per GiB at each loop, and freeing it stops the device
-/// The loop may be left at any time, also by exceptions: destruction waits on the host for the running copies, and thus for the
-/// body's work on the batches that they replace; nothing leaks. An exception of a source or generator is thrown from the loop
-/// in place of its batch, whichever thread it occurred on; afterwards the range may only be destroyed.
-/// @throws bad_batch  the options cannot be met; misuse  `stream` is being captured; out_of_memory, cuda_error,
+/// The loop may be left at any time, also by exceptions: destruction waits on the host for the running
+/// copies, and thus for the body's work on the batches that they replace; nothing leaks. An exception of a
+/// source or generator is thrown from the loop in place of its batch, whichever thread it occurred on;
+/// afterwards the range may only be destroyed.
+/// @throws bad_batch  the options cannot be met; misuse  `stream` is being captured; out_of_memory,
+/// cuda_error,
 ///                    std::system_error (no thread)
-/// The host waits only for a pinned slot to be filled or copied; with a pinned source it never waits. Five driver calls per
-/// batch, some 2 to 3 µs on the host, or seven if it is staged. With a pinned source the loop copies at the speed of the
-/// device; with others as fast as `threads` can fill.
+/// The host waits only for a pinned slot to be filled or copied; with a pinned source it never waits. Five
+/// driver calls per batch, some 2 to 3 µs on the host, or seven if it is staged. With a pinned source the
+/// loop copies at the speed of the device; with others as fast as `threads` can fill.
 template <class Source, class Memory, class Pinned>
   requires resource<Memory> && resource<Pinned>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// with_oom_retry: runs work at a given size and at smaller ones while memory runs out; optionally finds the largest size.
+// with_oom_retry: runs work at a given size and at smaller ones while memory runs out; optionally finds the
+// largest size.
 
 #include <cstddef>
 #include <new>
@@ -25,8 +26,8 @@ enum class oom_errors {
   any_bad_alloc  ///< every std::bad_alloc: also those of Thrust itself and of the host's operator new
 };
 
-/// The sizes known to work and to fail. Keep one object beside a loop that calls with_oom_retry repeatedly: a size that failed
-/// once is not tried again. Assign {} when memory has become free.
+/// The sizes known to work and to fail. Keep one object beside a loop that calls with_oom_retry repeatedly: a
+/// size that failed once is not tried again. Assign {} when memory has become free.
 struct oom_sizes {
   std::size_t good = 0;               ///< the largest that worked; 0: none yet
   std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones: none yet
@@ -96,7 +97,8 @@ class oom_retry {
  private:
   [[nodiscard]] std::size_t least() const noexcept { return max_of(options_.least, std::size_t{1}); }
 
-  /// Returns the initial size: `start`, unless remembered results suggest another. A search upward stays within options.most.
+  /// Returns the initial size: `start`, unless remembered results suggest another. A search upward stays
+  /// within options.most.
   [[nodiscard]] std::size_t first_size(std::size_t start) noexcept {
     bool const upward = options_.search == oom_search::upward;
     if (known_.good >= known_.bad) known_.good = 0;  // contradictory: keep the failure
@@ -146,8 +148,9 @@ class oom_retry {
       }
     }
   }
-  /// Returns the next size to try. Called in the handler, where f's objects are destroyed and their memory is in the cache.
-  /// Returns the same size once if clearing released memory, since memory cached before the first try is then free, too.
+  /// Returns the next size to try. Called in the handler, where f's objects are destroyed and their memory is
+  /// in the cache. Returns the same size once if clearing released memory, since memory cached before the
+  /// first try is then free, too.
   [[nodiscard]] std::size_t after_failure(std::size_t size, bool cleared) {
     note_bad(size);
     std::size_t const given = clear_();
@@ -156,7 +159,8 @@ class oom_retry {
     return max_of(size / 2, least());
   }
 
-  /// Doubles the size, then bisects between a size that works and one that fails. Each try starts with an empty cache.
+  /// Doubles the size, then bisects between a size that works and one that fails. Each try starts with an
+  /// empty cache.
   /// @returns the largest size that worked
   template <class Call>
   std::size_t ascend(std::size_t good, Call const& call) {
@@ -201,16 +205,21 @@ class oom_retry {
 
 }  // namespace detail
 
-/// Calls f(start). If that throws out_of_memory, trims the cache of `memory`'s pool and, if that freed anything, tries the same
-/// size once more, then half of it, and so on down to options.least. With oom_search::upward it then doubles the size while
-/// that works, and bisects to find the largest size that works.
-/// @param memory   the cache of its nearest pool is cleared before each further try; without a pool nothing is cleared
-/// @param f        called with a size, often more than once. It must undo what it changed before it threw, as unwinding does
+/// Calls f(start). If that throws out_of_memory, trims the cache of `memory`'s pool and, if that freed
+/// anything, tries the same size once more, then half of it, and so on down to options.least. With
+/// oom_search::upward it then doubles the size while that works, and bisects to find the largest size that
+/// works.
+/// @param memory   the cache of its nearest pool is cleared before each further try; without a pool nothing
+/// is cleared
+/// @param f        called with a size, often more than once. It must undo what it changed before it threw, as
+/// unwinding does
 ///                 for owners. Memory that outlives its failed call makes the next try fail as well
-/// @returns f's value (if any), the size, and the number of calls. With upward, each try's value is destroyed before the next,
+/// @returns f's value (if any), the size, and the number of calls. With upward, each try's value is destroyed
+/// before the next,
 ///          and f is called once more with the size found, unless it returns void
-/// @throws the last exception of f if no smaller size is left; any other exception of f, at once; cuda_error from clearing
-/// Which exceptions count is decided by type (options.errors), never by text. Two threads must not share one `remember`.
+/// @throws the last exception of f if no smaller size is left; any other exception of f, at once; cuda_error
+/// from clearing Which exceptions count is decided by type (options.errors), never by text. Two threads must
+/// not share one `remember`.
 template <has_driver Resource, class F>
   requires std::is_invocable_v<F&, std::size_t>
 auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options const& options = {}) {

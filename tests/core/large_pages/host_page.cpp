@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory on a host with pages of 64 KiB, as some with ARM processors have: this program defines the system calls, which refuse there
-// what is not a multiple of a page. A program of its own, since all of it has such pages.
+// Memory on a host with pages of 64 KiB, as some with ARM processors have: this program defines the system
+// calls, which refuse there what is not a multiple of a page. A program of its own, since all of it has such
+// pages.
 #include "tarn/core/host_page.hpp"
 
 #include <dlfcn.h>

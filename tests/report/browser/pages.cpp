@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the pages that check.py opens into a folder, and expected.json: the expected values of each page, counted
-// while its snapshot is made, not from it. Usage: pages FOLDER [EVENTS]. EVENTS: one page of that many, for measuring.
+// Writes the pages that check.py opens into a folder, and expected.json: the expected values of each page,
+// counted while its snapshot is made, not from it. Usage: pages FOLDER [EVENTS]. EVENTS: one page of that
+// many, for measuring.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tiny-cuda-nn's workspace from tarn, chosen at run time. This folder stands before tiny-cuda-nn's own in the include path, so that
-// its sources find this header first; it includes theirs, with the arena and its functions under other names.
+// tiny-cuda-nn's workspace from tarn, chosen at run time. This folder stands before tiny-cuda-nn's own in the
+// include path, so that its sources find this header first; it includes theirs, with the arena and its
+// functions under other names.
 
 #define GPUMemoryArena GPUMemoryArenaPerStream
 #define allocate_workspace allocate_workspace_per_stream
@@ -21,11 +22,14 @@ namespace tcnn {
 
 /// Calls of tarn_workspace.cpp. It is C++20 and alone includes tarn; tiny-cuda-nn stays C++17.
 namespace tarn_workspace {
-/// Whether workspace comes from a pool of tarn; otherwise from tiny-cuda-nn's own arenas, one for each stream.
+/// Whether workspace comes from a pool of tarn; otherwise from tiny-cuda-nn's own arenas, one for each
+/// stream.
 bool in_use() noexcept;
-/// Returns the identity of a stream, which CUDA does not report while the stream is captured; 0 if the program did not create it.
+/// Returns the identity of a stream, which CUDA does not report while the stream is captured; 0 if the
+/// program did not create it.
 unsigned long long identity_of(cudaStream_t stream) noexcept;
-/// Allocates for work on the stream with that identity. @throws what std::bad_alloc catches: nothing has changed
+/// Allocates for work on the stream with that identity. @throws what std::bad_alloc catches: nothing has
+/// changed
 uint8_t* allocate(cudaStream_t stream, unsigned long long id, size_t n_bytes);
 /// Frees in the order of the stream, which may have been destroyed.
 void free(cudaStream_t stream, unsigned long long id, uint8_t* data, size_t n_bytes) noexcept;
@@ -35,10 +39,11 @@ void free_cached() noexcept;
 
 class GPUMemoryArena {
  public:
-  /// A block of workspace, freed in the order of its stream. The training step allocates and frees it while its stream is
-  /// captured; the graph is launched once, on the same stream, before the stream gets other work. The order of the stream is
-  /// therefore enough, and a capture_scope, which would keep the blocks for later launches, is not needed. The identity of the
-  /// stream was noted when it was created: the pool cannot ask for it while the stream is captured.
+  /// A block of workspace, freed in the order of its stream. The training step allocates and frees it while
+  /// its stream is captured; the graph is launched once, on the same stream, before the stream gets other
+  /// work. The order of the stream is therefore enough, and a capture_scope, which would keep the blocks for
+  /// later launches, is not needed. The identity of the stream was noted when it was created: the pool cannot
+  /// ask for it while the stream is captured.
   class Allocation {
    public:
     Allocation() = default;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who acts on the simulated GPU, and what each knows: the agents of the order checker and their vector clocks.
+// Who acts on the simulated GPU, and what each knows: the agents of the order checker and their vector
+// clocks.
 
 #include <cstddef>
 #include <cstdint>
@@ -56,7 +57,8 @@ class sim_agents {
     return agents_.size() - 1;
   }
 
-  /// Returns the latest agent of that name, for the last uses of a destroyed stream; `none` if there was none.
+  /// Returns the latest agent of that name, for the last uses of a destroyed stream; `none` if there was
+  /// none.
   [[nodiscard]] sim_agent agent_of(char const* kind, std::uint64_t number) const {
     std::string const name = std::string(kind) + ' ' + std::to_string(number);
     for (sim_agent a = agents_.size(); a-- > 0;) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated cudaMallocAsync. Freed blocks are cached and reused in stream order, and return to the device at the next
-// synchronisation (release threshold 0, CUDA's default).
+// The simulated cudaMallocAsync. Freed blocks are cached and reused in stream order, and return to the device
+// at the next synchronisation (release threshold 0, CUDA's default).
 
 #include <cstddef>
 #include <iterator>
@@ -19,8 +19,8 @@ namespace TARN_NAMESPACE::detail {
 /// Whether a block came from the cache, which determines its cost.
 enum class sim_warmth : std::uint8_t { warm, cold };
 
-/// The pool of one device. A freed block serves requests of its own size: at once on the stream that freed it, on other
-/// streams once the free has completed. Callers hold the machine's lock.
+/// The pool of one device. A freed block serves requests of its own size: at once on the stream that freed
+/// it, on other streams once the free has completed. Callers hold the machine's lock.
 class sim_async {
  public:
   sim_async(int device, sim_memory& memory, sim_order* order) noexcept

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Address space and memory of the simulated GPU: invented addresses that must not be accessed, or reserved address space of
-// this process that is backed by real pages on demand.
+// Address space and memory of the simulated GPU: invented addresses that must not be accessed, or reserved
+// address space of this process that is backed by real pages on demand.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +29,8 @@ namespace TARN_NAMESPACE {
 enum class sim_backing : std::uint8_t {
   /// None: addresses that must not be dereferenced. 140 GiB and more cost nothing on any machine.
   address_only,
-  /// Memory of this host, committed on first access. On Linux, pages alias as on a GPU (a handle mapped at two addresses is the
+  /// Memory of this host, committed on first access. On Linux, pages alias as on a GPU (a handle mapped at
+  /// two addresses is the
   /// same memory) and unmapped addresses fault; other systems have blocks only.
   host_backed
 };
@@ -42,8 +43,8 @@ inline constexpr bool sim_can_map = true;
 inline constexpr bool sim_can_map = false;
 #endif
 
-/// Free ranges of integers (addresses, file offsets): best fit, coalescing. O(log n), plus the ranges skipped because of
-/// alignment.
+/// Free ranges of integers (addresses, file offsets): best fit, coalescing. O(log n), plus the ranges skipped
+/// because of alignment.
 class sim_ranges {
  public:
   /// Takes `bytes` at a multiple of `alignment`; returns false if no range fits.
@@ -90,9 +91,9 @@ class sim_ranges {
   std::set<std::pair<std::size_t, std::uintptr_t>> by_size_;
 };
 
-/// The process's invented addresses, shared by all simulated machines so that no two use an address at the same time: 37 TiB
-/// in which no 64-bit system places programs, stacks or mmap, nor sanitizers their shadow memory (so an access faults under
-/// them, too). Never destroyed.
+/// The process's invented addresses, shared by all simulated machines so that no two use an address at the
+/// same time: 37 TiB in which no 64-bit system places programs, stacks or mmap, nor sanitizers their shadow
+/// memory (so an access faults under them, too). Never destroyed.
 struct sim_invented_space {
   fork_mutex mutex;
   sim_ranges free;
@@ -218,8 +219,9 @@ class sim_addresses {
   std::vector<std::pair<std::uintptr_t, std::size_t>> chunks_;
 };
 
-/// The memory of one page handle that other processes can import: a file of its own, so that it lives as long as a process has a
-/// descriptor or a mapping of it. Sparse, so with address_only backing it costs a descriptor and no memory.
+/// The memory of one page handle that other processes can import: a file of its own, so that it lives as long
+/// as a process has a descriptor or a mapping of it. Sparse, so with address_only backing it costs a
+/// descriptor and no memory.
 class sim_shared_file {
  public:
   sim_shared_file() noexcept = default;
@@ -242,7 +244,8 @@ class sim_shared_file {
 #endif
     return file_ >= 0;
   }
-  /// Opens a descriptor from another process, which stays the caller's; returns false if it is not one of such a file.
+  /// Opens a descriptor from another process, which stays the caller's; returns false if it is not one of
+  /// such a file.
   bool open([[maybe_unused]] int descriptor, [[maybe_unused]] std::size_t& bytes) noexcept {
 #if defined(__linux__)
     char link[32];
@@ -276,8 +279,8 @@ class sim_shared_file {
   std::uint64_t identity_ = 0;
 };
 
-/// The memory of page handles: one sparse memory file that can be mapped at several addresses. With address_only backing it
-/// only counts.
+/// The memory of page handles: one sparse memory file that can be mapped at several addresses. With
+/// address_only backing it only counts.
 class sim_file {
  public:
   explicit sim_file(sim_backing backing) noexcept : backing_(backing) {}

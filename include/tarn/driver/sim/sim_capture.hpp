@@ -5,7 +5,8 @@
 //   work on S       a node that depends on the leaves of S, and is the only leaf of S from now on
 //   record(E, S)    E keeps the leaves of S           wait(S, E)    the leaves of E become leaves of S, too
 //
-// Every node belongs to a branch: a chain of nodes, each an ancestor of the next. Branch 0 begins with the first node.
+// Every node belongs to a branch: a chain of nodes, each an ancestor of the next. Branch 0 begins with the
+// first node.
 
 #include <algorithm>
 #include <cstddef>

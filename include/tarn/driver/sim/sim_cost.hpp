@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The costs of simulated GPU calls, in nanoseconds of virtual time. Measured on one H200 (bench/results) unless noted
-// otherwise.
+// The costs of simulated GPU calls, in nanoseconds of virtual time. Measured on one H200 (bench/results)
+// unless noted otherwise.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace TARN_NAMESPACE {
 /// A duration in virtual time, nanoseconds.
 using sim_nanoseconds = std::uint64_t;
 
-/// A cost that depends on size: linear between measured points, constant below the first, with the last slope beyond the
-/// last.
+/// A cost that depends on size: linear between measured points, constant below the first, with the last slope
+/// beyond the last.
 struct sim_cost_curve {
   struct point {
     std::size_t bytes;
@@ -35,8 +35,8 @@ struct sim_cost_curve {
   }
 };
 
-/// The costs of all calls. Change a field to model another machine; sim_costs::nothing() makes every call free, so that only
-/// the test advances time.
+/// The costs of all calls. Change a field to model another machine; sim_costs::nothing() makes every call
+/// free, so that only the test advances time.
 struct sim_costs {
   // Streams and events. Event costs are for one thread; eight concurrent threads pay 2,453 ns per record.
   sim_nanoseconds look = 30;           ///< cudaStreamGetId, cudaStreamIsCapturing; estimated
@@ -74,7 +74,8 @@ struct sim_costs {
   sim_cost_curve malloc_pinned{
       {{4_KiB, 2'000}, {1_MiB, 449'000}, {1_GiB, 460'000'000}, {8_GiB, 3'680'000'000}}};
   sim_cost_curve free_pinned{{{4_KiB, 1'000}, {1_MiB, 113'000}, {1_GiB, 116'000'000}, {8_GiB, 928'000'000}}};
-  /// The rest of registered_host's 168 ms per GiB once the host has touched the pages; estimated, as is the next.
+  /// The rest of registered_host's 168 ms per GiB once the host has touched the pages; estimated, as is the
+  /// next.
   sim_cost_curve register_host{{{4_KiB, 2'000}, {1_MiB, 60'000}, {1_GiB, 60'000'000}, {8_GiB, 480'000'000}}};
   sim_cost_curve unregister_host{
       {{4_KiB, 1'000}, {1_MiB, 30'000}, {1_GiB, 30'000'000}, {8_GiB, 240'000'000}}};
@@ -82,7 +83,8 @@ struct sim_costs {
   sim_nanoseconds free_managed = 40'000;
 
   // Device work, bytes per nanosecond (GB/s); 0 takes no time.
-  // The first two are from the data sheet's 4.8 TB/s of HBM3e: a copy reads and writes each byte, a fill writes it.
+  // The first two are from the data sheet's 4.8 TB/s of HBM3e: a copy reads and writes each byte, a fill
+  // writes it.
   double on_device_rate = 2'000;
   double fill_rate = 4'000;
   double pinned_rate = 53;  ///< host to device or back, chunks of 4 MiB

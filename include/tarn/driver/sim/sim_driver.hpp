@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and error numbers.
+// The driver of one simulated device: the whole contract in plain C++, deterministic, with CUDA's rules and
+// error numbers.
 //
 // Over 400 lines: one short function for each call of the driver contract (driver.hpp).
 
@@ -25,13 +26,14 @@
 
 namespace TARN_NAMESPACE {
 
-/// A device of a simulated machine; by default the current one of the process-wide machine. A cheap handle that keeps its machine alive.
-/// As the contract requires, no call throws and every call is thread-safe. Beyond the contract: a call inside simulated work
-/// fails (not permitted), misuse is reported with CUDA's error numbers, and after an illegal access every call on the device
-/// fails, as on a GPU.
+/// A device of a simulated machine; by default the current one of the process-wide machine. A cheap handle
+/// that keeps its machine alive. As the contract requires, no call throws and every call is thread-safe.
+/// Beyond the contract: a call inside simulated work fails (not permitted), misuse is reported with CUDA's
+/// error numbers, and after an illegal access every call on the device fails, as on a GPU.
 class sim_driver {
  public:
-  /// The tool attached to the machine, which the pool notifies of its blocks; converts to false if there is none.
+  /// The tool attached to the machine, which the pool notifies of its blocks; converts to false if there is
+  /// none.
   class memory_tool_ref {
    public:
     constexpr memory_tool_ref() noexcept = default;
@@ -79,7 +81,8 @@ class sim_driver {
 
   [[nodiscard]] device_id device() const noexcept { return device_; }
 
-  /// Returns the calling thread's current device, for device_guard. Informational: no simulated call depends on it.
+  /// Returns the calling thread's current device, for device_guard. Informational: no simulated call depends
+  /// on it.
   static status current_device(device_id& device) noexcept {
     device = current();
     return {};
@@ -91,8 +94,8 @@ class sim_driver {
   }
   [[nodiscard]] sim_machine const& machine() const noexcept { return machine_; }
 
-  /// Returns an identity that the stream_ref already holds, as cuda_driver does. As CUDA, refuses to identify a captured stream by its
-  /// handle, and invalidates the capture.
+  /// Returns an identity that the stream_ref already holds, as cuda_driver does. As CUDA, refuses to identify
+  /// a captured stream by its handle, and invalidates the capture.
   status identify(stream_ref stream, stream_id& id) const noexcept {
     if (stream.id() != stream_ref::unknown_id) {
       return call(driver_call::identify, costs().look, [&](state&) {
@@ -201,8 +204,8 @@ class sim_driver {
                 [&](state& m) { return m.streams.destroy_stream(stream); });
   }
 
-  /// Copies when the stream reaches the operation. As in CUDA, a copy from or to pageable host memory (any memory unknown to
-  /// the machine) has completed when the call returns.
+  /// Copies when the stream reaches the operation. As in CUDA, a copy from or to pageable host memory (any
+  /// memory unknown to the machine) has completed when the call returns.
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     return copy(stream, to, device_, from, bytes);
   }
@@ -225,8 +228,9 @@ class sim_driver {
       return transfer(m, s, std::move(work), detail::sim_transfer(bytes, costs().fill_rate));
     });
   }
-  /// Converts when the stream reaches the operation, at the rate of a copy of the same size. It is a kernel of this device: an
-  /// access to memory that the device cannot reach is an illegal access and breaks the device.
+  /// Converts when the stream reaches the operation, at the rate of a copy of the same size. It is a kernel
+  /// of this device: an access to memory that the device cannot reach is an illegal access and breaks the
+  /// device.
   template <element To, element From>
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept {
     return on_stream(driver_call::convert, costs().launch, stream, [&](state& m, detail::sim_stream& s) {
@@ -347,7 +351,8 @@ class sim_driver {
   status export_dma_buf(void*, std::size_t, int&) const noexcept {
     return call(driver_call::export_dma_buf, costs().look, [](state&) { return code::not_supported; });
   }
-  /// The same for the devices of one number of all simulated machines: a second process can import what the first has exported.
+  /// The same for the devices of one number of all simulated machines: a second process can import what the
+  /// first has exported.
   status uuid(device_uuid& id) const noexcept {
     return call(driver_call::uuid, costs().look, [&](state&) {
       id = {'t', 'a', 'r', 'n', ' ', 's', 'i', 'm', static_cast<unsigned char>(device_.value)};
@@ -410,8 +415,8 @@ class sim_driver {
   status free_pinned(void* p) const noexcept {
     return free_block(driver_call::free_pinned, p, detail::sim_kind::pinned);
   }
-  /// Copies treat the memory as pinned from now on. Unregistering does not wait, since CUDA documents no wait: work that
-  /// accesses the memory afterwards is an illegal access.
+  /// Copies treat the memory as pinned from now on. Unregistering does not wait, since CUDA documents no
+  /// wait: work that accesses the memory afterwards is an illegal access.
   status register_host(void* p, std::size_t bytes) const noexcept {
     return call(driver_call::register_host, costs().register_host.at(bytes),
                 [&](state& m) { return m.memory.adopt(device_.value, p, bytes); });
@@ -526,8 +531,8 @@ class sim_driver {
 
   [[nodiscard]] sim_costs const& costs() const noexcept { return machine_.options().costs; }
 
-  /// Wraps every call: fails inside simulated work and on a missing or broken device; counts the call, charges its cost and
-  /// names it in the status.
+  /// Wraps every call: fails inside simulated work and on a missing or broken device; counts the call,
+  /// charges its cost and names it in the status.
   template <class F>
   status call(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
     char const* const name = name_of(which);
@@ -586,7 +591,8 @@ class sim_driver {
     });
   }
 
-  /// After a wait: the pool of cudaMallocAsync releases what it may, and errors that occurred meanwhile are returned.
+  /// After a wait: the pool of cudaMallocAsync releases what it may, and errors that occurred meanwhile are
+  /// returned.
   code synchronized(state& m, code outcome) const {
     if (outcome != code::ok) return outcome;
     m.trim_async(device_.value);
@@ -617,15 +623,16 @@ inline sim_driver sim_machine::driver(device_id device) const noexcept {
   return {*this, device};
 }
 
-/// The same driver as of CUDA 12.5 and later, which can mark a device's work without naming a stream: the pool then passes no
-/// handle that may belong to a destroyed stream (pool/order/mark_work.hpp).
+/// The same driver as of CUDA 12.5 and later, which can mark a device's work without naming a stream: the
+/// pool then passes no handle that may belong to a destroyed stream (pool/order/mark_work.hpp).
 class sim_marking_driver : public sim_driver {
  public:
   using sim_driver::sim_driver;
   sim_marking_driver() = default;
   sim_marking_driver(sim_driver const& driver) noexcept : sim_driver(driver) {}  // NOLINT: the same device
   status record_all(event_handle event) const noexcept { return record_all_work(event); }
-  /// As cuda_driver's: whether create_stream() created the stream and it is not destroyed. Passes no handle to the device.
+  /// As cuda_driver's: whether create_stream() created the stream and it is not destroyed. Passes no handle
+  /// to the device.
   [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return is_made(stream); }
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take memory away,
-// capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its devices.
+// A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take
+// memory away, capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its
+// devices.
 
 #include <cstdint>
 #include <cstdlib>
@@ -77,8 +78,8 @@ struct sim_state {
 
 }  // namespace detail
 
-/// Work recorded from a captured stream; launch it any number of times, on the machine where it was captured. Copies are the same
-/// graph, whose launches are ordered after each other, like those of one cudaGraphExec_t.
+/// Work recorded from a captured stream; launch it any number of times, on the machine where it was captured.
+/// Copies are the same graph, whose launches are ordered after each other, like those of one cudaGraphExec_t.
 class sim_graph {
  public:
   [[nodiscard]] bool is_empty() const noexcept { return size() == 0; }
@@ -89,10 +90,11 @@ class sim_graph {
   std::shared_ptr<detail::sim_exec> exec_;
 };
 
-/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any handle or driver of
-/// it. Thread-safe; results are reproducible if one thread drives. Time is virtual: it advances by the cost of each driver
-/// call, by advance(), and to the end of the work that a synchronisation waits for. A forked child cannot use a machine of its
-/// parent, as with CUDA: each call fails, and page contents remain the parent's.
+/// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any
+/// handle or driver of it. Thread-safe; results are reproducible if one thread drives. Time is virtual: it
+/// advances by the cost of each driver call, by advance(), and to the end of the work that a synchronisation
+/// waits for. A forked child cannot use a machine of its parent, as with CUDA: each call fails, and page
+/// contents remain the parent's.
 class sim_machine {
  public:
   /// Constructs a machine with the default options: one device.
@@ -134,9 +136,11 @@ class sim_machine {
   // Work. A default stream is device 0's here; sim_driver::launch uses its own device's.
 
   /// Launches simulated work that lasts `duration`.
-  /// @param touched  bytes that it reads and writes; an address without backing when the work ends is an illegal access and
+  /// @param touched  bytes that it reads and writes; an address without backing when the work ends is an
+  /// illegal access and
   ///                 breaks the device for good, as on a GPU
-  /// @param body     runs on the host when the work ends, on a thread that drives the machine; may access host-backed
+  /// @param body     runs on the host when the work ends, on a thread that drives the machine; may access
+  /// host-backed
   ///                 memory but must not call a driver or throw
   template <class F>
     requires std::is_invocable_v<F&>
@@ -153,8 +157,8 @@ class sim_machine {
                 std::initializer_list<sim_access> touched = {}) const {
     return launch(stream, duration, touched, [] {});
   }
-  /// Launches what a capture recorded. A node starts when the nodes that it depends on have ended; later work on `stream` waits
-  /// for all of them. On a captured stream, adds the graph to the capture.
+  /// Launches what a capture recorded. A node starts when the nodes that it depends on have ended; later work
+  /// on `stream` waits for all of them. On a captured stream, adds the graph to the capture.
   status launch(stream_ref stream, sim_graph const& graph) const { return launch_on(0, stream, graph); }
 
   /// Creates a stream that synchronises with the legacy default stream, as cudaStreamCreate does.
@@ -234,8 +238,9 @@ class sim_machine {
 
   // The order checker; without sim_checks::stream_order these do nothing.
 
-  /// Records that bytes have a new owner, which first uses them on `stream`. On a captured stream, each replay repeats this and
-  /// freed() at their place in the graph, and the graph may use the bytes until eager work gets them.
+  /// Records that bytes have a new owner, which first uses them on `stream`. On a captured stream, each
+  /// replay repeats this and freed() at their place in the graph, and the graph may use the bytes until eager
+  /// work gets them.
   void allocated(void const* p, std::size_t bytes, stream_ref stream) const {
     change_owner(stream, detail::sim_node::kind::allocated, p, bytes);
   }
@@ -243,8 +248,8 @@ class sim_machine {
   void freed(void const* p, std::size_t bytes, stream_ref stream) const {
     change_owner(stream, detail::sim_node::kind::freed, p, bytes);
   }
-  /// Records that the memory of graphs holds bytes: only captures may allocate them, and replays may use them although they are
-  /// free. `holder`, unless null, names that memory; bytes cannot have two.
+  /// Records that the memory of graphs holds bytes: only captures may allocate them, and replays may use them
+  /// although they are free. `holder`, unless null, names that memory; bytes cannot have two.
   void graph_holds(void const* p, std::size_t bytes, void const* holder = nullptr) const {
     if (state_->order) hold()->order->graph_holds(state_->memory, p, bytes, holder);
   }
@@ -252,8 +257,8 @@ class sim_machine {
   void graph_holds_again(void const* p, std::size_t bytes) const {
     if (state_->order) hold()->order->graph_holds_again(state_->memory, p, bytes);
   }
-  /// Records that graphs hold bytes, whose physical memory may have other addresses, too: graph_released() of those changes nothing until
-  /// this is called again with false.
+  /// Records that graphs hold bytes, whose physical memory may have other addresses, too: graph_released() of
+  /// those changes nothing until this is called again with false.
   void graph_stays(void const* p, std::size_t bytes, bool stays) const {
     if (state_->order) hold()->order->graph_stays(state_->memory, p, bytes, stays);
   }
@@ -261,15 +266,16 @@ class sim_machine {
   void graph_released(void const* p, std::size_t bytes) const {
     if (state_->order) hold()->order->graph_released(state_->memory, p, bytes);
   }
-  /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token later, like the
-  /// release and acquire of a mutex.
+  /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token
+  /// later, like the release and acquire of a mutex.
   void publish(void const* token) const {
     if (state_->order) hold()->streams.publish(token);
   }
   void observe(void const* token) const {
     if (state_->order) hold()->streams.observe(token);
   }
-  /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the checker.
+  /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the
+  /// checker.
   [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
     std::lock_guard const lock(state_->mutex);
     auto* const a = state_->streams.find(first, 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual memory management.
-// Independent of time and streams.
+// The simulated GPU's memory: capacity to the byte, blocks, and pages under the rules of CUDA's virtual
+// memory management. Independent of time and streams.
 //
 // Over 400 lines: one function for each of CUDA's memory calls, over one map of addresses.
 
@@ -146,8 +146,8 @@ class sim_memory {
     exported.descriptor = descriptor;
     return sim_code::ok;
   }
-  /// As cuMemImportFromShareableHandle. Memory of this machine keeps its identity, and its charge passes to the import if the
-  /// handle that it came from is destroyed first; memory of another machine is not charged.
+  /// As cuMemImportFromShareableHandle. Memory of this machine keeps its identity, and its charge passes to
+  /// the import if the handle that it came from is destroyed first; memory of another machine is not charged.
   sim_code import_pages(int device, page_export const& exported, page_handle& handle) {
     page_piece made{0, device, 0, 0, 0, false, exported.type, {}, true};
     if (exported.type == allocation_handle_type::fabric) {
@@ -221,8 +221,8 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  /// Allocates a block. Device blocks of at least a page start at a page boundary, as on a GPU; smaller ones are aligned to
-  /// 256 bytes and never to more, which is all that cudaMalloc guarantees.
+  /// Allocates a block. Device blocks of at least a page start at a page boundary, as on a GPU; smaller ones
+  /// are aligned to 256 bytes and never to more, which is all that cudaMalloc guarantees.
   sim_code allocate(int device, std::size_t bytes, sim_kind kind, void*& p) {
     p = nullptr;
     if (bytes == 0) return sim_code::ok;
@@ -330,8 +330,8 @@ class sim_memory {
   [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
     return each_piece(p, bytes, [](piece) {});
   }
-  /// Returns true if real memory backs the address: false only for device memory that is just addresses. Host memory unknown to
-  /// the machine is real.
+  /// Returns true if real memory backs the address: false only for device memory that is just addresses. Host
+  /// memory unknown to the machine is real.
   [[nodiscard]] bool is_real(void const* p) const noexcept {
     if (backing_ == sim_backing::host_backed || !knows(p)) return true;
     auto const it = containing(blocks_, address(p));
@@ -363,8 +363,8 @@ class sim_memory {
     auto const it = containing(maps_, address(p));
     return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
   }
-  /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device and those they
-  /// were shared with.
+  /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device
+  /// and those they were shared with.
   [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
     auto const it = containing(maps_, address(p));
     if (it == maps_.end() || physical_.find(it->second.handle)->second.device == device) return true;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A simulated memory tool, which plays the role of compute-sanitizer. It is notified of heaps and of the regions allocated
-// from them, and reports work that accesses other bytes of a heap. Under AddressSanitizer it poisons those bytes if they are
-// host memory, so that accesses by the host are reported, too.
+// A simulated memory tool, which plays the role of compute-sanitizer. It is notified of heaps and of the
+// regions allocated from them, and reports work that accesses other bytes of a heap. Under AddressSanitizer
+// it poisons those bytes if they are host memory, so that accesses by the host are reported, too.
 
 #include <cstddef>
 #include <cstdint>
@@ -45,7 +45,8 @@ class sim_memory_tool {
     for (auto const& [begin, bytes] : heaps_) allow(begin, bytes);
   }
 
-  /// The memory that a heap lies in; compute-sanitizer 2025.3.1 accepts only cudaMalloc blocks and parts of them.
+  /// The memory that a heap lies in; compute-sanitizer 2025.3.1 accepts only cudaMalloc blocks and parts of
+  /// them.
   enum class heap_in : std::uint8_t { device_block, other_memory };
 
   /// Registers a heap, identified by its start address. Returns null if it is rejected.

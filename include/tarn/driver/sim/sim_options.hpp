@@ -17,14 +17,17 @@ namespace TARN_NAMESPACE {
 /// Whether simulated devices support virtual memory management; some virtual GPUs do not.
 enum class sim_paging : std::uint8_t { available, missing };
 
-/// Whether simulated devices have memory pools, which cudaMallocAsync needs; some virtual GPUs and Jetson devices do not.
+/// Whether simulated devices have memory pools, which cudaMallocAsync needs; some virtual GPUs and Jetson
+/// devices do not.
 enum class sim_memory_pools : std::uint8_t { available, missing };
 
-/// Whether simulated devices can access each other's pages, as over NVLink. Copies between them do not need it.
+/// Whether simulated devices can access each other's pages, as over NVLink. Copies between them do not need
+/// it.
 enum class sim_peers : std::uint8_t { reachable, apart };
 
-/// How simulated pages can be exported. A page handle that can is a memory file of its own: another process that receives the
-/// descriptor and imports it into its own machine has the same memory, and keeps it if this process ends.
+/// How simulated pages can be exported. A page handle that can is a memory file of its own: another process
+/// that receives the descriptor and imports it into its own machine has the same memory, and keeps it if this
+/// process ends.
 enum class sim_sharing : std::uint8_t {
   none,
   descriptors,            ///< allocation_handle_type::posix_file_descriptor; Linux only
@@ -50,8 +53,8 @@ struct sim_options {
   int devices = 1;
   static constexpr std::size_t usual = ~std::size_t{0};
   std::size_t capacity = 140_GiB;  ///< of each device, bytes
-  /// Of it, in use from the start: the context, other processes. Usual is a 140th of the capacity, at most 1 GiB, or the parts
-  /// below, if they are more. The machine's options() have the number.
+  /// Of it, in use from the start: the context, other processes. Usual is a 140th of the capacity, at most 1
+  /// GiB, or the parts below, if they are more. The machine's options() have the number.
   std::size_t taken = usual;
   std::size_t context = 0;  ///< part of `taken`: this process's context and modules, for memory_account()
   std::size_t other_processes = 0;  ///< part of `taken`; so is what take_memory() takes later
@@ -69,8 +72,8 @@ struct sim_options {
   sim_costs costs{};
   std::uint64_t seed = 0;            ///< selects a schedule; 0: work takes exactly the requested time
   sim_nanoseconds jitter = 100'000;  ///< with a seed, work may take up to this much longer
-  /// With a seed: out of a thousand streams this many are slow, and each of their operations takes up to `slowness` longer.
-  /// With a slowness of a second and more they appear never to end until a thread waits.
+  /// With a seed: out of a thousand streams this many are slow, and each of their operations takes up to
+  /// `slowness` longer. With a slowness of a second and more they appear never to end until a thread waits.
   unsigned slow_streams = 0;
   sim_nanoseconds slowness = 1'000'000'000;
   sim_nanoseconds late_events = 0;  ///< with a seed, an event may be reached up to this much later

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads. It reports any two
-// conflicting accesses to the same bytes by different owners that are not ordered.
+// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads. It
+// reports any two conflicting accesses to the same bytes by different owners that are not ordered.
 //
-// Every stream and every host timeline is an agent with a clock: entry i is the number of agent i's operations that are known
-// to be complete. Knowledge propagates as follows:
+// Every stream and every host timeline is an agent with a clock: entry i is the number of agent i's
+// operations that are known to be complete. Knowledge propagates as follows:
 //
 //   host enqueues on S      S learns what the host knows
 //   record(E, S)            E learns what S knows          wait(S, E)            S learns what E knows
@@ -12,16 +12,17 @@
 //
 //   publish(token)          the token learns               observe(token)        the host learns
 //
-// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread requests one timeline per
-// thread; then knowledge passes between threads only by publish and observe.
+// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread requests
+// one timeline per thread; then knowledge passes between threads only by publish and observe.
 //
-// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by the same owner are not checked;
-// when bytes change owners (freed, then allocated), the next owner's accesses must cover all accesses of previous owners.
-// Bytes are physical: a page that is remapped keeps its history.
+// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by the same owner
+// are not checked; when bytes change owners (freed, then allocated), the next owner's accesses must cover all
+// accesses of previous owners. Bytes are physical: a page that is remapped keeps its history.
 //
-// Replays of a graph access the addresses of its capture. Bytes that were allocated or freed on a captured stream are held by the
-// graph until eager work gets them, or, after graph_holds(), until graph_released(): each replay repeats the changes of owner in
-// the order of the capture. Other bytes must have the owner that they had when the access was captured.
+// Replays of a graph access the addresses of its capture. Bytes that were allocated or freed on a captured
+// stream are held by the graph until eager work gets them, or, after graph_holds(), until graph_released():
+// each replay repeats the changes of owner in the order of the capture. Other bytes must have the owner that
+// they had when the access was captured.
 //
 // Over 400 lines: a segment, the changes of its owner and the text of a finding about it are read together.
 
@@ -94,7 +95,8 @@ class sim_order : public sim_agents {
       add_finding("freed bytes that no block owns", {p, bytes, sim_use::writes}, before, on, none);
   }
 
-  /// Lets the memory of graphs hold bytes until graph_released(). `holder` names that memory: bytes cannot have two.
+  /// Lets the memory of graphs hold bytes until graph_released(). `holder` names that memory: bytes cannot
+  /// have two.
   void graph_holds(sim_memory const& memory, void const* p, std::size_t bytes, void const* holder) {
     ++holds_;
     bool reported = false;
@@ -109,14 +111,16 @@ class sim_order : public sim_agents {
       s.kept_by = holder;
     });
   }
-  /// The same for physical memory that is new behind addresses that graphs held before: all of these graphs may use it.
+  /// The same for physical memory that is new behind addresses that graphs held before: all of these graphs
+  /// may use it.
   void graph_holds_again(sim_memory const& memory, void const* p, std::size_t bytes) {
     each(memory, p, bytes, [](segment& s) {
       if (!s.noted) s.kept = 1;
       s.promised = s.promised || !s.noted;
     });
   }
-  /// Until called again with false, graph_released() of another address of the same physical memory changes nothing.
+  /// Until called again with false, graph_released() of another address of the same physical memory changes
+  /// nothing.
   void graph_stays(sim_memory const& memory, void const* p, std::size_t bytes, bool stays) {
     each(memory, p, bytes, [=](segment& s) { s.stays = stays; });
   }
@@ -155,11 +159,12 @@ class sim_order : public sim_agents {
     ++owners_;
     each(memory, p, bytes, [&](segment& s) {
       bool const is_others = s.held && (s.current.p != p || s.current.bytes != bytes);
-      // Lost: accesses by the replay are findings. In new physical memory at the same address the owner is not known.
+      // Lost: accesses by the replay are findings. In new physical memory at the same address the owner is
+      // not known.
       if (!s.noted || !is_kept(s, holds) || is_others) return;
       std::uint64_t const number = s.current.number;
-      bool const is_same =
-          s.held;  // the capture did not free it, and nothing else did: for other graphs it stays the same block
+      bool const is_same = s.held;  // the capture did not free it, and nothing else did: for other graphs it
+                                    // stays the same block
       give(s, p, bytes, on);
       if (is_same) s.current.number = number;
     });
@@ -212,8 +217,8 @@ class sim_order : public sim_agents {
     });
   }
 
-  /// Checks that the host may unmap a range: all work that accessed memory through this mapping must be known to be complete.
-  /// Work through other mappings of the same memory does not matter.
+  /// Checks that the host may unmap a range: all work that accessed memory through this mapping must be known
+  /// to be complete. Work through other mappings of the same memory does not matter.
   void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
                   char const* how) {
     auto const it = through_.find(reinterpret_cast<std::uintptr_t>(p));
@@ -244,7 +249,8 @@ class sim_order : public sim_agents {
                         ", which is destroyed: CUDA may crash. Mark the stream's work while it lives."}));
   }
 
-  /// Removes the history of freed physical bytes. A block in them keeps its addresses (its pool sleeps) and may be freed later.
+  /// Removes the history of freed physical bytes. A block in them keeps its addresses (its pool sleeps) and
+  /// may be freed later.
   void forget(std::uint64_t key, std::size_t bytes) {
     split(key);
     split(key + bytes);
@@ -366,7 +372,8 @@ class sim_order : public sim_agents {
     }
     return last;
   }
-  /// Describes the missing event: after which operation, what is known instead, and whether an event was recorded at all.
+  /// Describes the missing event: after which operation, what is known instead, and whether an event was
+  /// recorded at all.
   void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
     std::uint64_t const last = last_of(s, other);
     sim_agents::acting const& them = agents_[other];

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Replay of a captured graph on the simulated GPU. A node starts when its dependencies have ended and the launching stream has
-// reached the launch; independent branches run at the same time.
+// Replay of a captured graph on the simulated GPU. A node starts when its dependencies have ended and the
+// launching stream has reached the launch; independent branches run at the same time.
 //
-// To the order checker, branch 0 is the launching stream, and each other branch of a graph is an agent, the same one in all
-// launches: they are ordered after each other, so it knows nothing that a later launch must not know.
+// To the order checker, branch 0 is the launching stream, and each other branch of a graph is an agent, the
+// same one in all launches: they are ordered after each other, so it knows nothing that a later launch must
+// not know.
 
 #include <algorithm>
 #include <cstddef>
@@ -100,8 +101,9 @@ class sim_replay {
       order_->freed_again(memory_, p, bytes, on, graph_.holds);
     }
   }
-  /// Passes to the stream what the last launch knew, and makes the bytes that the graph holds what they were when its capture
-  /// began. Returns the blocks of the capture that were freed since: they are free again afterwards.
+  /// Passes to the stream what the last launch knew, and makes the bytes that the graph holds what they were
+  /// when its capture began. Returns the blocks of the capture that were freed since: they are free again
+  /// afterwards.
   std::vector<sim_capture::range> take_inputs() {
     std::vector<sim_capture::range> freed_since;
     if (order_ == nullptr) return freed_since;
@@ -117,8 +119,8 @@ class sim_replay {
     }
     return freed_since;
   }
-  /// Notes the blocks that a later capture of the same memory got in place of one that this graph frees, and that are live now: they
-  /// stay live. Their contents are lost.
+  /// Notes the blocks that a later capture of the same memory got in place of one that this graph frees, and
+  /// that are live now: they stay live. Their contents are lost.
   void note_others() {
     for (sim_node const& n : graph_.nodes()) {
       if (n.what == sim_node::kind::freed && !is_others(n.p, n.bytes) &&

@@ -80,8 +80,8 @@ struct sim_device {
   [[no_unique_address]] sim_past past;  ///< of all streams
   [[no_unique_address]] sim_past blocking_past;
 
-  /// Returns when the stream could start work enqueued now. Passes to it the knowledge of the streams that the rules of the legacy
-  /// default stream make it wait for.
+  /// Returns when the stream could start work enqueued now. Passes to it the knowledge of the streams that
+  /// the rules of the legacy default stream make it wait for.
   sim_nanoseconds start_on(sim_stream& stream, sim_nanoseconds now, sim_order* order) const {
     sim_nanoseconds start = stream.tail < now ? now : stream.tail;
     bool const blocking = stream.blocking == sim_blocking::with_legacy;

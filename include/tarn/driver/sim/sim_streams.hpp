@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: see sim_timeline.
+// The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: see
+// sim_timeline.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +27,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// Whether a host thread knows all that other threads knew at their last driver call, or only what was published to it.
+/// Whether a host thread knows all that other threads knew at their last driver call, or only what was
+/// published to it.
 enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
 
 /// What the streams and events of a machine do, and its clock. Callers hold the machine's lock.
@@ -80,8 +82,8 @@ class sim_streams : public sim_stream_table {
     return sim_code::ok;
   }
 
-  /// Marks all work of the event's device, as cuCtxRecordEvent does. Fails while any stream there is captured, and invalidates the
-  /// captures.
+  /// Marks all work of the event's device, as cuCtxRecordEvent does. Fails while any stream there is
+  /// captured, and invalidates the captures.
   sim_code record_all(sim_event& event) {
     if (sim_code const refused = invalidate_all(event.device); refused != sim_code::ok) return refused;
     auto& d = devices_[static_cast<std::size_t>(event.device)];
@@ -219,7 +221,8 @@ class sim_streams : public sim_stream_table {
     return sim_code::ok;
   }
 
-  /// Notifies the checker that bytes changed owners in the order of a stream; replays repeat it if the stream is captured.
+  /// Notifies the checker that bytes changed owners in the order of a stream; replays repeat it if the stream
+  /// is captured.
   void change_owner(sim_stream& stream, sim_node::kind what, void const* p, std::size_t bytes) {
     bool const captured = stream.capture != nullptr;
     sim_place const place = captured ? sim_place::captured : sim_place::eager;
@@ -264,7 +267,8 @@ class sim_streams : public sim_stream_table {
     graph->machine = this;
     return sim_code::ok;
   }
-  /// Also true for the legacy stream while a stream that it synchronises with is captured: work on it would invalidate that.
+  /// Also true for the legacy stream while a stream that it synchronises with is captured: work on it would
+  /// invalidate that.
   [[nodiscard]] bool is_capturing(sim_stream const& stream) {
     bool capturing = stream.capture != nullptr;
     if (stream.legacy && open_captures_ != 0) {
@@ -351,7 +355,8 @@ class sim_streams : public sim_stream_table {
   [[nodiscard]] sim_device& device_of(sim_stream const& stream) noexcept {
     return devices_[static_cast<std::size_t>(stream.device)];
   }
-  /// Returns when the stream could start work enqueued now; passes to it the knowledge of the host and of what it waits for.
+  /// Returns when the stream could start work enqueued now; passes to it the knowledge of the host and of
+  /// what it waits for.
   sim_nanoseconds start_on(sim_stream& stream) {
     if (order_ != nullptr) order_->learn(stream.agent, order_->clock(host()));
     return device_of(stream).start_on(stream, now(), order_);

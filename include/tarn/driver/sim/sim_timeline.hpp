@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The clock of a simulated machine, the operations that have not ended, and the fault of each device. The end of an operation is
-// known when it is enqueued; the operation takes effect when the clock reaches that end.
+// The clock of a simulated machine, the operations that have not ended, and the fault of each device. The end
+// of an operation is known when it is enqueued; the operation takes effect when the clock reaches that end.
 
 #include <atomic>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated GPU under ThreadSanitizer: each stream is a separate thread, and only what orders streams and the host on a
-// GPU orders them here. Without ThreadSanitizer these are empty types.
+// The simulated GPU under ThreadSanitizer: each stream is a separate thread, and only what orders streams and
+// the host on a GPU orders them here. Without ThreadSanitizer these are empty types.
 //
 //   the host enqueues work    the work is ordered after this thread's past and the stream's past
 //   record(E, S)              E keeps the stream's past          wait(S, E)              E's past is added to S's
@@ -34,10 +34,12 @@ namespace TARN_NAMESPACE::detail {
 
 #if TARN_TSAN
 
-/// A stream's own context. The machine's lock creates no order in it: a real driver's locks are invisible to the program.
+/// A stream's own context. The machine's lock creates no order in it: a real driver's locks are invisible to
+/// the program.
 ///
-/// Its work runs on a stack of its own. On the stack of the thread that runs it, it would write where that thread has written before,
-/// and ThreadSanitizer would report a race: of all local variables at -O0, of a few with optimisation.
+/// Its work runs on a stack of its own. On the stack of the thread that runs it, it would write where that
+/// thread has written before, and ThreadSanitizer would report a race: of all local variables at -O0, of a
+/// few with optimisation.
 class sim_fiber {
  public:
   static constexpr std::size_t stack_bytes = std::size_t{1} << 20;
@@ -76,7 +78,8 @@ struct sim_fiber_call {
 
 // Neither is instrumented: they read host data, and must not create an order between the two.
 
-/// The first function on the fiber's stack. makecontext() passes integers: the halves of the address of a sim_fiber_call.
+/// The first function on the fiber's stack. makecontext() passes integers: the halves of the address of a
+/// sim_fiber_call.
 __attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void start_fiber_call(unsigned high,
                                                                                   unsigned low) {
   auto* const call = reinterpret_cast<sim_fiber_call*>(static_cast<std::uintptr_t>(high) << 32U |
@@ -140,7 +143,8 @@ class sim_context {
   std::shared_ptr<sim_fiber> fiber_;
 };
 
-/// One enqueued operation. The stream that ran it also destroys it, since the stream has accessed its contents.
+/// One enqueued operation. The stream that ran it also destroys it, since the stream has accessed its
+/// contents.
 template <class Work>
 class sim_ordered_work {
  public:
@@ -181,7 +185,8 @@ class sim_ordered_work {
   std::unique_ptr<std::shared_ptr<Work>> held_;
 };
 
-/// Destroys what streams have read, such as the work of a graph, without creating an order between them and this thread.
+/// Destroys what streams have read, such as the work of a graph, without creating an order between them and
+/// this thread.
 template <class Held>
 void drop_unordered(Held& held) noexcept {
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);

@@ -14,8 +14,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// True while the calling thread runs a simulated kernel, where driver calls are not permitted. Atomic only because
-/// ThreadSanitizer treats the kernel as another thread.
+/// True while the calling thread runs a simulated kernel, where driver calls are not permitted. Atomic only
+/// because ThreadSanitizer treats the kernel as another thread.
 inline thread_local std::atomic<bool> sim_inside_work{false};
 
 /// Passes an access to the tool, if there is one.

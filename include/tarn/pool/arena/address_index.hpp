@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// An index from an address to the range that covers it, in O(1) for ranges of any size. It stores for each granule the last
-// range that starts in it, and two levels of bitmaps to find the nearest lower granule with one.
+// An index from an address to the range that covers it, in O(1) for ranges of any size. It stores for each
+// granule the last range that starts in it, and two levels of bitmaps to find the nearest lower granule with
+// one.
 
 #include <bit>
 #include <cstddef>
@@ -20,8 +21,8 @@ class address_index {
   address_index& operator=(address_index const&) = delete;
   ~address_index() { close(); }
 
-  /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only where ranges
-  /// start. Forgets what it covered before. @throws std::bad_alloc
+  /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only
+  /// where ranges start. Forgets what it covered before. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
     close();
     std::size_t const granules = bytes / granularity;

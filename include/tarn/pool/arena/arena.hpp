@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The arena: every range the pool holds, its owner, and how ranges are split and coalesced. Pure bookkeeping: it never calls
-// the driver, so it is safe under the hot lock, and it does not depend on a source, so one test covers all of it.
+// The arena: every range the pool holds, its owner, and how ranges are split and coalesced. Pure bookkeeping:
+// it never calls the driver, so it is safe under the hot lock, and it does not depend on a source, so one
+// test covers all of it.
 //
-// Over 400 lines: a split or a free changes the range, its neighbours, the indexes and the counters in one step.
+// Over 400 lines: a split or a free changes the range, its neighbours, the indexes and the counters in one
+// step.
 
 #include <atomic>
 #include <cstddef>
@@ -33,7 +35,8 @@ enum class release_result : std::uint8_t {
   needs_finish  ///< no host memory to record the stream: finish the stream, then release as neutral
 };
 
-/// The live blocks of a view and the last stream that used it: the view may be unmapped when that use is complete.
+/// The live blocks of a view and the last stream that used it: the view may be unmapped when that use is
+/// complete.
 struct tenancy {
   std::uint32_t blocks = 0;  ///< live blocks
   domain_ref domain = neutral;
@@ -48,8 +51,8 @@ struct tenancy {
   }
 };
 
-/// Free ranges that cannot be given back to the driver on their own, since they lie in partly used handles or segments. Each
-/// array: all, small zone, large zone.
+/// Free ranges that cannot be given back to the driver on their own, since they lie in partly used handles or
+/// segments. Each array: all, small zone, large zone.
 struct split_statistics {
   stat blocks[3];
   stat bytes[3];
@@ -57,8 +60,8 @@ struct split_statistics {
 
 class arena {
  public:
-  // Deallocations of all threads read these without the lock. What calls write under it lies on other cache lines: a capture took
-  // 1.3 times as long while 15 threads freed blocks.
+  // Deallocations of all threads read these without the lock. What calls write under it lies on other cache
+  // lines: a capture took 1.3 times as long while 15 threads freed blocks.
   /// The handles behind the ranges, for pools over pages; null if segments are created and given back whole.
   alignas(cache_line_bytes) page_map* pages = nullptr;
   std::atomic<std::size_t> reserved_in_parts{0};  ///< of all parts but the common one
@@ -69,11 +72,13 @@ class arena {
   run_table runs;
   stream_table streams;
   sequence<tenancy> tenancies;  ///< one per view
-  /// Aligns blocks of whole granules to handle boundaries, so that freeing one frees whole handles, which may be remapped.
+  /// Aligns blocks of whole granules to handle boundaries, so that freeing one frees whole handles, which may
+  /// be remapped.
   bool keeps_handles_whole = false;
   /// Free neighbours in two handles become one range. Otherwise each block lies within one handle.
   bool joins_handles = true;
-  /// How many free ranges of similar size a request searches; the ladder lifts it before it throws out_of_memory.
+  /// How many free ranges of similar size a request searches; the ladder lifts it before it throws
+  /// out_of_memory.
   std::size_t search_limit = range_index::search_limit;
   split_statistics splits;  ///< as of the last count_splits()
   // Of the common part; streams.part() has the numbers of the others.
@@ -89,7 +94,8 @@ class arena {
     runs.make_room();
   }
 
-  /// Takes a block from the stream's own domain, then from the neutral one. Null if neither has it. Requires make_room().
+  /// Takes a block from the stream's own domain, then from the neutral one. Null if neither has it. Requires
+  /// make_room().
   [[nodiscard]] void* take(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
     range_ref const r = take_range(taker, where, bytes, alignment);
     if (r == 0) return nullptr;
@@ -122,7 +128,8 @@ class arena {
     return release_result::done;
   }
 
-  /// Takes up to `wanted` blocks of a class: foreign blocks first, then from runs, then from a new run. Requires make_room().
+  /// Takes up to `wanted` blocks of a class: foreign blocks first, then from runs, then from a new run.
+  /// Requires make_room().
   [[nodiscard]] std::uint32_t take_small(domain_ref taker, unsigned size_class, void** out,
                                          std::uint32_t wanted) noexcept {
     std::uint32_t taken = 0;
@@ -163,7 +170,8 @@ class arena {
     blocks.insert(address, pieces[0]);
   }
 
-  /// Takes [address, address + bytes) out of the free range `r` that contains it. Requires room for two nodes.
+  /// Takes [address, address + bytes) out of the free range `r` that contains it. Requires room for two
+  /// nodes.
   range_ref carve(range_ref r, std::uintptr_t address, std::size_t bytes) noexcept {
     take_out(r);
     if (std::size_t const skipped = address - ranges[r].address; skipped != 0) {
@@ -216,7 +224,8 @@ class arena {
     domain.foreign_count = 0;
   }
 
-  /// Makes the partly free runs of a domain neutral. The device has completed the uses of all that was freed in them.
+  /// Makes the partly free runs of a domain neutral. The device has completed the uses of all that was freed
+  /// in them.
   void neutralise_runs(domain_ref d) noexcept { move_runs(d, streams[d].neutral_domain); }
   /// Moves the partly free runs of a domain to another one.
   void move_runs(domain_ref from, domain_ref to) noexcept {
@@ -243,8 +252,9 @@ class arena {
     });
   }
 
-  /// Joins the free ranges of a stream with neutral ones beside them; other neutral ranges stay neutral, for every stream. Returns
-  /// whether there were any. O(ranges of the stream or neutral ones, whichever are fewer)
+  /// Joins the free ranges of a stream with neutral ones beside them; other neutral ranges stay neutral, for
+  /// every stream. Returns whether there were any. O(ranges of the stream or neutral ones, whichever are
+  /// fewer)
   bool join_neutral(domain_ref d) noexcept {
     bool any = false;
     domain_ref const neutral_one = streams[d].neutral_domain;
@@ -315,8 +325,9 @@ class arena {
     return sum;
   }
 
-  /// Makes the memory of a part common. Its owner has ended, and nothing on the device uses what is free in it. O(ranges of the part +
-  /// handles), over segments O(ranges); if a block of it is live in a view, O(blocks), too.
+  /// Makes the memory of a part common. Its owner has ended, and nothing on the device uses what is free in
+  /// it. O(ranges of the part + handles), over segments O(ranges); if a block of it is live in a view,
+  /// O(blocks), too.
   void end_part(growth_lock const& growing, part_ref p) noexcept {
     domain_ref const d = streams.part(p).neutral_domain;
     streams.for_each_in(p, [&](domain_ref each) { send_foreign_home(each); });
@@ -344,7 +355,8 @@ class arena {
     streams.end_part(growing, p);
   }
 
-  /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same domain and zone.
+  /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same
+  /// domain and zone.
   range_ref make_free(range_ref r, domain_ref domain, std::uint64_t epoch) noexcept {
     ranges[r].state = range_state::free;
     ranges[r].domain = domain;
@@ -360,7 +372,8 @@ class arena {
     return r;
   }
 
-  /// Splits a node at `bytes`; returns the second part, which copies the first and is in no index. Requires make_room().
+  /// Splits a node at `bytes`; returns the second part, which copies the first and is in no index. Requires
+  /// make_room().
   range_ref split(range_ref r, std::size_t bytes) noexcept {
     range_ref const tail = ranges.take();
     range& first = ranges[r];
@@ -401,8 +414,8 @@ class arena {
     ranges[r].state = range_state::live;
   }
 
-  /// Counts the change of the split ranges since the last call as one step; changes that cancelled out in between are not
-  /// counted.
+  /// Counts the change of the split ranges since the last call as one step; changes that cancelled out in
+  /// between are not counted.
   void count_splits() noexcept {
     auto const smaller = static_cast<std::size_t>(zone::smaller);
     auto const larger = static_cast<std::size_t>(zone::larger);
@@ -438,7 +451,8 @@ class arena {
   }
 
  private:
-  /// Claims all free ranges of a domain, one zone after the other, and then calls f(range) for each, which makes it free again.
+  /// Claims all free ranges of a domain, one zone after the other, and then calls f(range) for each, which
+  /// makes it free again.
   template <class F>
   void claim_each(domain_ref d, F const& f) noexcept {
     for (range_index& index : streams[d].index) {

@@ -37,8 +37,8 @@ class hot_lock {
   hot_mutex& mutex_;
 };
 
-/// A parameter of functions that may release the lock. Callers write `may_release(held)`; such a call invalidates everything
-/// they looked up before it.
+/// A parameter of functions that may release the lock. Callers write `may_release(held)`; such a call
+/// invalidates everything they looked up before it.
 class may_release {
  public:
   explicit may_release(hot_lock& held) noexcept : held_(&held) {}
@@ -50,7 +50,8 @@ class may_release {
   hot_lock* held_;
 };
 
-/// Releases the lock for its scope, for driver calls and other locks; takes it again at the end, also after an exception.
+/// Releases the lock for its scope, for driver calls and other locks; takes it again at the end, also after
+/// an exception.
 class [[nodiscard]] unlocked {
  public:
   explicit unlocked(may_release hot, source_location where = source_location::current()) noexcept

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The arena's mutex, which spins for about a microsecond before it sleeps. It is held for tens of nanoseconds, far less than
-// putting a thread to sleep and waking it costs. One word and one inlined atomic operation each way: half the cost of
-// std::mutex without contention. (Drepper, "Futexes are tricky", 2011, mutex 2.)
+// The arena's mutex, which spins for about a microsecond before it sleeps. It is held for tens of
+// nanoseconds, far less than putting a thread to sleep and waking it costs. One word and one inlined atomic
+// operation each way: half the cost of std::mutex without contention. (Drepper, "Futexes are tricky", 2011,
+// mutex 2.)
 
 #include <atomic>
 #include <cstdint>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How much memory was live lately: the peak of live bytes over the last allocations from the arena. If it has fallen, the pool gives
-// back by itself what it no longer needs (heap::give_back_unused). Pure arithmetic.
+// How much memory was live lately: the peak of live bytes over the last allocations from the arena. If it has
+// fallen, the pool gives back by itself what it no longer needs (heap::give_back_unused). Pure arithmetic.
 //
-// Time is counted in bytes taken from the arena, in steps of a multiple of the reserved bytes. Blocks that a thread takes from its
-// own cache are not counted: a warm call costs nothing, and a program of warm calls alone keeps its memory.
+// Time is counted in bytes taken from the arena, in steps of a multiple of the reserved bytes. Blocks that a
+// thread takes from its own cache are not counted: a warm call costs nothing, and a program of warm calls
+// alone keeps its memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,11 +19,12 @@ class live_window {
  public:
   /// The window has this many steps: memory is given back once the live peak stayed lower for all of them.
   static constexpr unsigned steps = 4;
-  /// The volume of a step at first, in multiples of the reserved bytes, and by which part of the live peak the window's peak must be
-  /// lower. With 32 and an eighth, or 16 and a quarter, 20 passes of the recorded traces and of the patterns of tarn_replay give
-  /// nothing back. With 16 and an eighth, two of them give back what they need again: warm passes of `bert_recompute` take 10 times
-  /// the driver time. Bytes beyond the live peak are no reason: given back, the free parts of handles between live blocks become
-  /// more, and up to 0.05 of the utilisation was lost.
+  /// The volume of a step at first, in multiples of the reserved bytes, and by which part of the live peak
+  /// the window's peak must be lower. With 32 and an eighth, or 16 and a quarter, 20 passes of the recorded
+  /// traces and of the patterns of tarn_replay give nothing back. With 16 and an eighth, two of them give
+  /// back what they need again: warm passes of `bert_recompute` take 10 times the driver time. Bytes beyond
+  /// the live peak are no reason: given back, the free parts of handles between live blocks become more, and
+  /// up to 0.05 of the utilisation was lost.
   static constexpr std::size_t first_factor = 32;
   static constexpr std::size_t least_fall = 8;
   /// With this factor the pool no longer gives back by itself.
@@ -46,10 +48,12 @@ class live_window {
   /// The volume of a step, in multiples of the reserved bytes.
   [[nodiscard]] std::size_t factor() const noexcept { return factor_; }
 
-  /// Ends a step and begins the next one. Returns whether the live peak of the last steps was lower than `live_peak` was before.
+  /// Ends a step and begins the next one. Returns whether the live peak of the last steps was lower than
+  /// `live_peak` was before.
   bool end_step(std::size_t reserved, std::size_t live, std::size_t live_peak) noexcept {
-    // What was given back is needed again: the window was too short. It gets twice the volume, so a program whose peaks return
-    // creates handles for this reason only as often as the logarithm of the bytes that it allocates.
+    // What was given back is needed again: the window was too short. It gets twice the volume, so a program
+    // whose peaks return creates handles for this reason only as often as the logarithm of the bytes that it
+    // allocates.
     if (before_ != 0 && reserved > after_ + (before_ - after_) / 2) {
       factor_ = min_of(factor_ * 2, last_factor);
       before_ = 0;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread may then have taken
-// the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1, each use compares the hold of the
-// lookup with the current one and aborts if they differ; otherwise the object is the value alone.
+// A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread
+// may then have taken the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1,
+// each use compares the hold of the lookup with the current one and aborts if they differ; otherwise the
+// object is the value alone.
 
 #include <cstdint>
 #include <cstdio>

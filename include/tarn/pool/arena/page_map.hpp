@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The page map: the physical handle behind each address. Every handle is first mapped at its home address, within one long
-// virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records of free and live bytes use home addresses. (Views
-// map handles at further addresses: view.hpp.)
+// The page map: the physical handle behind each address. Every handle is first mapped at its home address,
+// within one long virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records
+// of free and live bytes use home addresses. (Views map handles at further addresses: view.hpp.)
 
 #include <atomic>
 #include <bit>
@@ -20,7 +20,8 @@ namespace TARN_NAMESPACE::detail {
 
 using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
 
-/// Whether there is memory behind a handle's addresses. Other states than `mapped` occur only while the pool sleeps.
+/// Whether there is memory behind a handle's addresses. Other states than `mapped` occur only while the pool
+/// sleeps.
 enum class backing : std::uint8_t {
   mapped,    ///< at its home address, and in the views that show it
   unmapped,  ///< created, but not mapped

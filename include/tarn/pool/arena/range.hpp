@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A range: a piece of address space that is live, free, a view or a hole. Ranges tile the reserved address space; their nodes
-// are in host memory, because the host cannot write links into device memory.
+// A range: a piece of address space that is live, free, a view or a hole. Ranges tile the reserved address
+// space; their nodes are in host memory, because the host cannot write links into device memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -50,8 +50,8 @@ struct range {
   range_ref bin_previous = 0;  ///< neighbours in the index's bin
   range_ref bin_next = 0;
   range_ref chain = 0;  ///< next piece of a live block in pieces
-  /// In the first piece of a live block: the view it is mapped in. In an indexed free range: the bytes that the arena counts as
-  /// split, in units of range_grain. Otherwise 0.
+  /// In the first piece of a live block: the view it is mapped in. In an indexed free range: the bytes that
+  /// the arena counts as split, in units of range_grain. Otherwise 0.
   std::uint32_t view_or_split = 0;
   std::uint32_t segment = 0;  ///< index of the upstream block, for pools over blocks
   domain_ref domain = neutral;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Free ranges by size, found in O(1) for any number of ranges. Two levels of bitmaps over bins, after TLSF (Masmano, Ripoll,
-// Crespo, Real, ECRTS 2004), with a short search inside a bin so that the fit is close to the best.
-// A range before a hole is taken only if no other range fits, whatever its size (wilderness preservation: Korn and Vo, 1985):
-// it can grow, and a second pass over the same requests, which finds it grown, then places every block as the first pass did.
+// Free ranges by size, found in O(1) for any number of ranges. Two levels of bitmaps over bins, after TLSF
+// (Masmano, Ripoll, Crespo, Real, ECRTS 2004), with a short search inside a bin so that the fit is close to
+// the best. A range before a hole is taken only if no other range fits, whatever its size (wilderness
+// preservation: Korn and Vo, 1985): it can grow, and a second pass over the same requests, which finds it
+// grown, then places every block as the first pass did.
 
 #include <bit>
 #include <cstddef>
@@ -61,8 +62,8 @@ class range_index {
     --count_;
   }
 
-  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address. Searches `limit`
-  /// ranges of a bin: a fitting range may be missed among more of similar size.
+  /// The smallest range found that holds `bytes` at `alignment`; 0 if none. Ties go to the lower address.
+  /// Searches `limit` ranges of a bin: a fitting range may be missed among more of similar size.
   [[nodiscard]] range_ref find(range_table const& table, std::size_t bytes, std::size_t alignment,
                                std::size_t limit = search_limit) const noexcept {
     unsigned bin = bin_of(bytes);
@@ -73,8 +74,8 @@ class range_index {
     return ends_ != 0 ? best_of(table, ends_, bytes, alignment, limit) : 0;
   }
 
-  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, ranges before a hole last; f must not change
-  /// the index.
+  /// Calls f(range_ref) for each range of at least `bytes`, smaller bins first, ranges before a hole last; f
+  /// must not change the index.
   template <class F>
   void for_each(range_table const& table, std::size_t bytes, F&& f) const {
     for (unsigned bin = next_bin(bin_of(bytes)); bin < bin_count; bin = next_bin(bin + 1)) {
@@ -99,7 +100,8 @@ class range_index {
     return bin < bin_count ? heads_[bin] : ends_;
   }
 
-  /// Bytes of the largest range; of more than largest_limit ranges of similar size, one of the largest: at most 6.25 % less. O(1)
+  /// Bytes of the largest range; of more than largest_limit ranges of similar size, one of the largest: at
+  /// most 6.25 % less. O(1)
   [[nodiscard]] std::size_t largest(range_table const& table) const noexcept {
     std::size_t most = 0;
     auto const look = [&](range_ref r) {

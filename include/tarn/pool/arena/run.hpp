@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs: ranges divided into equal small blocks, each with a bitmap on the host. A block's run is found by the 64 KiB frame that
-// contains it, so runs start on a frame and consist of whole frames.
+// Runs: ranges divided into equal small blocks, each with a bitmap on the host. A block's run is found by the
+// 64 KiB frame that contains it, so runs start on a frame and consist of whole frames.
 
 #include <bit>
 #include <cstddef>
@@ -16,7 +16,8 @@ namespace TARN_NAMESPACE::detail {
 
 inline constexpr std::size_t frame_bytes = 64_KiB;
 
-/// Bytes of a run: one frame if that holds 16 blocks or more, otherwise four. A partly filled run wastes at most that.
+/// Bytes of a run: one frame if that holds 16 blocks or more, otherwise four. A partly filled run wastes at
+/// most that.
 [[nodiscard]] constexpr std::size_t run_bytes(unsigned size_class) noexcept {
   return class_bytes(size_class) <= 4_KiB ? frame_bytes : 4 * frame_bytes;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized deallocation needs no
-// lookup because of it.
+// Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized
+// deallocation needs no lookup because of it.
 
 #include <array>
 #include <bit>
@@ -16,20 +16,21 @@ namespace TARN_NAMESPACE::detail {
 /// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
 inline constexpr std::size_t range_grain = 512;
 
-/// Blocks up to this size, bytes, are cut from runs. They are most calls (56-94 % in the recorded traces) and together at most
-/// 0.1 % of the live bytes, so a partly filled run has no visible cost.
+/// Blocks up to this size, bytes, are cut from runs. They are most calls (56-94 % in the recorded traces) and
+/// together at most 0.1 % of the live bytes, so a partly filled run has no visible cost.
 inline constexpr std::size_t run_limit = 32_KiB;
 
-/// Blocks up to this size, bytes, have a size class and thus a magazine; larger ones keep their exact size. In the recorded
-/// traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25 % costs at most 0.07 %.
+/// Blocks up to this size, bytes, have a size class and thus a magazine; larger ones keep their exact size.
+/// In the recorded traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25
+/// % costs at most 0.07 %.
 inline constexpr std::size_t class_limit = 1_MiB;
 
 /// Steps of 256 B to 2 KiB, then 8 steps per doubling to 32 KiB, then 16 to 1 MiB.
 inline constexpr unsigned run_class_count = 40;
 inline constexpr unsigned class_count = 120;
 
-/// The class of a request of 1 to class_limit bytes. A few instructions and no table; inlined, since a call would add 7 more to
-/// the path to a magazine.
+/// The class of a request of 1 to class_limit bytes. A few instructions and no table; inlined, since a call
+/// would add 7 more to the path to a magazine.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned class_of(std::size_t bytes) noexcept {
   std::size_t const last = bytes - 1;
   if (last < 2048) return static_cast<unsigned>(last >> 8);
@@ -59,7 +60,8 @@ inline constexpr auto class_bytes_table = [] {
   return class_bytes_table[size_class];
 }
 
-/// Whether a request has a size class; others keep their exact size. None has 0 bytes, which only a wrong deallocation names.
+/// Whether a request has a size class; others keep their exact size. None has 0 bytes, which only a wrong
+/// deallocation names.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
   return alignment <= default_alignment && bytes - 1 < class_limit;
 }
@@ -84,8 +86,8 @@ struct block_size {
   [[nodiscard]] constexpr std::size_t bytes_in(unsigned) const noexcept { return bytes; }
   [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return bytes; }
 };
-/// The same, computed where it is used: fewer instructions for a caller that uses each number once. The alignment is at most
-/// default_alignment.
+/// The same, computed where it is used: fewer instructions for a caller that uses each number once. The
+/// alignment is at most default_alignment.
 struct lazy_block_size {
   std::size_t asked;
 
@@ -99,15 +101,15 @@ struct lazy_block_size {
   [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return align_up(asked, range_grain); }
 };
 
-/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and sized deallocation
-/// agree without a lookup.
+/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and
+/// sized deallocation agree without a lookup.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr std::size_t rounded_bytes(std::size_t bytes,
                                                                      std::size_t alignment) noexcept {
   return bytes == 0 ? 0 : block_size(bytes, alignment).bytes;
 }
 
-/// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their gradients, start on a
-/// multiple if possible: then the free memory next to them is whole granules.
+/// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their
+/// gradients, start on a multiple if possible: then the free memory next to them is whole granules.
 inline constexpr std::size_t usual_granule = 2_MiB;
 
 static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);

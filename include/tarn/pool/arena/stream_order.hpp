@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Stream order: which stream may reuse which memory without synchronisation. Each stream has a domain: the free memory that its
-// own later work may take at once, with no driver call. Frees carry the domain's epoch; one event, recorded only when another
-// stream is short of memory, covers every epoch up to now.
+// Stream order: which stream may reuse which memory without synchronisation. Each stream has a domain: the
+// free memory that its own later work may take at once, with no driver call. Frees carry the domain's epoch;
+// one event, recorded only when another stream is short of memory, covers every epoch up to now.
 //
 //   stream A              pool                             stream B
 //   kernel uses p
@@ -13,8 +13,8 @@
 //                           already complete?  -> p is neutral: every stream may take it
 //                           else B waits for the event (on the device) -> p joins B's domain
 //
-// From CUDA 12.5 on, one event marks the work of all streams of the device (order/mark_work.hpp). Blocks of a run that is partly in
-// use stay with their stream until it is swept (order/reclaim.hpp).
+// From CUDA 12.5 on, one event marks the work of all streams of the device (order/mark_work.hpp). Blocks of a
+// run that is partly in use stay with their stream until it is swept (order/reclaim.hpp).
 
 #include <atomic>
 #include <cstddef>
@@ -40,8 +40,9 @@ namespace TARN_NAMESPACE::detail {
 /// The identity of "no stream": memory that nothing on the device uses (allocate_sync).
 inline constexpr stream_id neutral_id = ~stream_id{0};
 
-/// The identity that memory of a graph capture is kept under (pool/graph/): no stream has one with these two bits, see
-/// cuda_driver. Nothing is recorded on it and no other stream takes its memory. When the capture ends, its memory becomes neutral.
+/// The identity that memory of a graph capture is kept under (pool/graph/): no stream has one with these two
+/// bits, see cuda_driver. Nothing is recorded on it and no other stream takes its memory. When the capture
+/// ends, its memory becomes neutral.
 [[nodiscard]] constexpr stream_id capture_stream_id(std::uint64_t number) noexcept {
   return stream_id{1} << 62 | number;
 }
@@ -74,8 +75,8 @@ struct stream_domain {
   std::uint32_t generation = 0;    ///< number of streams that had this place before
   range_index index[zone_count];
   run_list runs[run_class_count];
-  /// Blocks freed on this stream that were cut from another domain's run. This stream reuses them; they return to their runs
-  /// when the device has completed `foreign_epoch`.
+  /// Blocks freed on this stream that were cut from another domain's run. This stream reuses them; they
+  /// return to their runs when the device has completed `foreign_epoch`.
   sequence<void*> foreign[run_class_count];
   std::size_t foreign_count = 0;
   std::uint64_t foreign_epoch = 0;
@@ -96,8 +97,9 @@ struct stream_domain {
   }
   /// Whether the device has completed the uses of all that was freed here.
   [[nodiscard]] bool is_completed() const noexcept { return freed <= completed; }
-  /// Whether nothing is left of it; its stream gets a new domain if it is used again. Work not known to be complete counts as
-  /// left: views may be marked with it, and completed marks of the next stream in its place would be mistaken for its own.
+  /// Whether nothing is left of it; its stream gets a new domain if it is used again. Work not known to be
+  /// complete counts as left: views may be marked with it, and completed marks of the next stream in its
+  /// place would be mistaken for its own.
   [[nodiscard]] bool is_empty() const noexcept {
     return !climbing && id != 0 && id != neutral_id && is_completed() && !has_free() && holds_no_run();
   }
@@ -109,8 +111,9 @@ struct stream_domain {
   std::uint64_t mark() noexcept { return freed = epoch; }
 };
 
-/// A part of the heap: whole handles, or segments, that serve some requests alone. All memory is common, unless it is one of the two
-/// parts that the owner of a graph memory has (pool/graph/). Free memory moves between parts by whole handles whose work is complete.
+/// A part of the heap: whole handles, or segments, that serve some requests alone. All memory is common,
+/// unless it is one of the two parts that the owner of a graph memory has (pool/graph/). Free memory moves
+/// between parts by whole handles whose work is complete.
 struct heap_part {
   domain_ref neutral_domain = neutral;
   domain_ref first = neutral;  ///< of the domains of its streams
@@ -127,14 +130,16 @@ struct heap_part {
   std::size_t live_in_views = 0;  ///< blocks
 };
 
-/// The domains of a pool by stream identity and part. Protected by the arena's lock; a domain is forgotten only under the growth lock,
-/// too, so that a climbing thread may keep its index while the arena's lock is released.
+/// The domains of a pool by stream identity and part. Protected by the arena's lock; a domain is forgotten
+/// only under the growth lock, too, so that a climbing thread may keep its index while the arena's lock is
+/// released.
 ///
-/// The end of a thread, and of its default stream, is not reported. Therefore the pool sweeps the domains when there are many
-/// (sweep() in reclaim.hpp): it forgets a domain that no thread has looked up since the last sweep and whose work is complete.
-/// If its stream still exists, it gets a new domain on its next use. The next sweep comes after as many new streams as the last
-/// one queried the driver about without success, or an eighth of those left if that is more. Its cost per new stream is thus
-/// constant, and the number of domains is bounded by the streams that are used between two sweeps or that hold something.
+/// The end of a thread, and of its default stream, is not reported. Therefore the pool sweeps the domains
+/// when there are many (sweep() in reclaim.hpp): it forgets a domain that no thread has looked up since the
+/// last sweep and whose work is complete. If its stream still exists, it gets a new domain on its next use.
+/// The next sweep comes after as many new streams as the last one queried the driver about without success,
+/// or an eighth of those left if that is more. Its cost per new stream is thus constant, and the number of
+/// domains is bounded by the streams that are used between two sweeps or that hold something.
 class stream_table {
  public:
   /// No sweep before this many new streams.
@@ -152,7 +157,8 @@ class stream_table {
   [[nodiscard]] heap_part const& part(part_ref p) const noexcept { return parts_[p]; }
   [[nodiscard]] heap_part& part_of(domain_ref d) noexcept { return parts_[domains_[d]->part]; }
   [[nodiscard]] heap_part const& part_of(domain_ref d) const noexcept { return parts_[domains_[d]->part]; }
-  /// Calls f(part_ref) for each part whose free handles another one may take: the common part, and the other one of its owner.
+  /// Calls f(part_ref) for each part whose free handles another one may take: the common part, and the other
+  /// one of its owner.
   template <class F>
   void for_each_source(part_ref taker, F const& f) const {
     f(common);
@@ -163,7 +169,8 @@ class stream_table {
   /// Whether there are others than the common one. Needs no lock.
   [[nodiscard]] bool has_parts() const noexcept { return parts_in_use_.load(std::memory_order_relaxed) != 0; }
 
-  /// Makes a part without memory. @throws std::bad_alloc, nothing has changed: also if there are 65,534 already
+  /// Makes a part without memory. @throws std::bad_alloc, nothing has changed: also if there are 65,534
+  /// already
   [[nodiscard]] part_ref make_part(std::uint64_t owner, bool keeps_addresses) {
     part_ref made = 1;
     if (parts_in_use_ + 1 == parts_.size()) {
@@ -199,9 +206,10 @@ class stream_table {
 
   // ---- domains
 
-  /// The domain of a stream in a part, made on first use. A handle that returns with a higher identity (they are counted up) means that
-  /// its former stream was destroyed; a thread may still return blocks that it cached for that stream. O(1); in
-  /// another part than the common one O(streams that use it), unless the stream was looked up of late. @throws std::bad_alloc, nothing has changed
+  /// The domain of a stream in a part, made on first use. A handle that returns with a higher identity (they
+  /// are counted up) means that its former stream was destroyed; a thread may still return blocks that it
+  /// cached for that stream. O(1); in another part than the common one O(streams that use it), unless the
+  /// stream was looked up of late. @throws std::bad_alloc, nothing has changed
   [[nodiscard]] TARN_ALWAYS_INLINE domain_ref get(stream_id id, stream_ref stream, part_ref part = common) {
     domain_ref& recent = recent_[id % recent_count];
     if (domains_[recent]->id != id || domains_[recent]->part != part) [[unlikely]]
@@ -221,13 +229,15 @@ class stream_table {
     return d;
   }
 
-  /// Calls f(domain_ref) for each domain whose memory a stream may take: its own, and the neutral one of its part.
+  /// Calls f(domain_ref) for each domain whose memory a stream may take: its own, and the neutral one of its
+  /// part.
   template <class F>
   void for_each_usable(domain_ref taker, F const& f) const {
     f(taker);
     if (!domains_[taker]->is_neutral()) f(domains_[taker]->neutral_domain);
   }
-  /// Calls f(domain_ref) for each stream of a part. Under the growth lock, f may release the arena's lock, and forget the domain.
+  /// Calls f(domain_ref) for each stream of a part. Under the growth lock, f may release the arena's lock,
+  /// and forget the domain.
   template <class F>
   void for_each_in(part_ref part, F const& f) const {
     for (domain_ref d = parts_[part].first; d != neutral;) {
@@ -244,8 +254,9 @@ class stream_table {
     }
   }
 
-  /// Forgets an empty domain; its place is reused. Epochs continue counting, so that an old mark is never mistaken for a new
-  /// one. Runs that are wholly handed out keep its index and generation: they are neutral from now on.
+  /// Forgets an empty domain; its place is reused. Epochs continue counting, so that an old mark is never
+  /// mistaken for a new one. Runs that are wholly handed out keep its index and generation: they are neutral
+  /// from now on.
   void forget(growth_lock const&, domain_ref d) noexcept {
     stream_domain& domain = *domains_[d];
     domain_ref& first = parts_[domain.part].first;
@@ -393,7 +404,8 @@ class stream_table {
   std::size_t in_use_ = 0;
   std::size_t sweep_at_ = sweep_from;
   std::atomic<bool> crowded_{false};
-  /// The last place of an identity's domain; identities are consecutive. A wrong entry is detected by its identity.
+  /// The last place of an identity's domain; identities are consecutive. A wrong entry is detected by its
+  /// identity.
   domain_ref recent_[recent_count] = {};
 };
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
-// stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
-// and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
+// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a
+// driver call. For each stream that it uses, a thread has magazines of free blocks and one large block
+// (magazine.hpp). A cache is made on first use and returned to the heap when the thread or the pool ends, or
+// when another thread needs the memory.
 //
-// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
-// (owner_lock.hpp). The list of caches has a mutex, which a visitor holds, too: there is one at a time. It is taken after the growth
-// lock and before the hot lock.
+// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it
+// with a barrier (owner_lock.hpp). The list of caches has a mutex, which a visitor holds, too: there is one
+// at a time. It is taken after the growth lock and before the hot lock.
 //
 // Over 400 lines: what the owner of a cache and what other threads do with it belong together.
 
@@ -83,7 +84,8 @@ class front {
     return p;
   }
 
-  /// Keeps a freed block in the calling thread's cache. Returns false if there is no room for it, or no cache.
+  /// Keeps a freed block in the calling thread's cache. Returns false if there is no room for it, or no
+  /// cache.
   template <class Size>
   [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, Size size) noexcept {
     thread_cache* const cache = local();
@@ -113,8 +115,8 @@ class front {
     stream_id id = 0;
   };
 
-  /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted, or a tool
-  /// watches, or while another thread visits the caches; in the last case a later call makes them.
+  /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted,
+  /// or a tool watches, or while another thread visits the caches; in the last case a later call makes them.
   [[nodiscard]] cache_position open(stream_id id, stream_ref stream) noexcept {
     cache_position at;
     at.cache = local_or_new();
@@ -137,7 +139,8 @@ class front {
     return p;
   }
 
-  /// Takes a large block that a captured stream caches likewise, because the memory is short; null if there is none.
+  /// Takes a large block that a captured stream caches likewise, because the memory is short; null if there
+  /// is none.
   [[nodiscard]] large_magazine::entry take_of_capture(cache_position const& at) noexcept {
     large_magazine::entry taken;
     at.cache->lock.enter();
@@ -150,8 +153,8 @@ class front {
     return taken;
   }
 
-  /// Counts the first block of a batch as the caller's and caches the others as far as there is room; `batch.count` is then the
-  /// number of blocks left.
+  /// Counts the first block of a batch as the caller's and caches the others as far as there is room;
+  /// `batch.count` is then the number of blocks left.
   void keep_rest(cache_position const& at, block_request const& r, block_batch& batch) noexcept {
     if (at.cache == nullptr) return;
     at.cache->lock.enter();
@@ -167,8 +170,8 @@ class front {
     at.cache->lock.leave();
   }
 
-  /// Keeps a freed block and makes room for it: evicted blocks go into `displaced`, each of `displaced_bytes`. Requires a cache
-  /// of the stream.
+  /// Keeps a freed block and makes room for it: evicted blocks go into `displaced`, each of
+  /// `displaced_bytes`. Requires a cache of the stream.
   [[nodiscard]] kept put_and_displace(cache_position const& at, block_request const& r, void* p,
                                       block_batch& displaced, std::size_t& displaced_bytes) noexcept {
     thread_cache& cache = *at.cache;
@@ -250,7 +253,8 @@ class front {
         [&](thread_cache& cache) { give_back(cache); });
   }
 
-  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before.
+  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never
+  /// before.
   void keep_threads_out() noexcept {
     list_mutex_.lock();
     stop_threads();
@@ -268,8 +272,8 @@ class front {
   void let_threads_in_after_fork() noexcept {
     for (auto const& cache : caches_) end_visit(*cache);
   }
-  /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again(). The pool is asleep:
-  /// threads that have just begun a slow call may still use their caches.
+  /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again().
+  /// The pool is asleep: threads that have just begun a slow call may still use their caches.
   void close() noexcept {
     std::lock_guard const guard(list_mutex_);
     closed_ = true;
@@ -281,7 +285,8 @@ class front {
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
   }
-  /// In a forked child: closes every cache for good. Owners and visitors of the parent do not exist here, so no call waits for them.
+  /// In a forked child: closes every cache for good. Owners and visitors of the parent do not exist here, so
+  /// no call waits for them.
   void close_in_child() noexcept {
     for (auto const& cache : caches_) {
       cache->lock.forget_owner();
@@ -289,8 +294,8 @@ class front {
     }
   }
 
-  /// Makes take() and put() fail on every thread from now on, so that each call takes the slow path. The caches keep their blocks.
-  /// No thread has one yet.
+  /// Makes take() and put() fail on every thread from now on, so that each call takes the slow path. The
+  /// caches keep their blocks. No thread has one yet.
   void watch_all() noexcept { watches_all_ = true; }
   /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
   [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
@@ -326,8 +331,8 @@ class front {
                 });
   }
 
-  /// What set_capture() noted of the calling thread's capture of a stream; null owner if there is none. Nothing is read of a capture of
-  /// other streams: another thread may be ending it, and its owner.
+  /// What set_capture() noted of the calling thread's capture of a stream; null owner if there is none.
+  /// Nothing is read of a capture of other streams: another thread may be ending it, and its owner.
   struct own_capture {
     void* owner = nullptr;
     stream_id captured_as = 0;
@@ -380,8 +385,8 @@ class front {
     std::unique_lock const guard(list_mutex_, std::try_to_lock);
     return guard.owns_lock() ? make_local() : nullptr;
   }
-  /// Under the mutex of the list. Null on a thread that is ending, without host memory, while a tool watches, or while the caches are
-  /// closed.
+  /// Under the mutex of the list. Null on a thread that is ending, without host memory, while a tool watches,
+  /// or while the caches are closed.
   thread_cache* make_local() noexcept {
     if (thread_exit::over || heap_.description().active() || heap_.is_lost() || closed_) return nullptr;
     try {
@@ -399,8 +404,8 @@ class front {
     }
   }
 
-  /// The cache of a stream, made on first use; null without host memory. If the thread uses too many streams, returns the
-  /// magazines of the least recently used one to the heap.
+  /// The cache of a stream, made on first use; null without host memory. If the thread uses too many streams,
+  /// returns the magazines of the least recently used one to the heap.
   stream_cache* stream_cache_of(thread_cache& cache, stream_id id, stream_ref stream) noexcept {
     owned<stream_cache> oldest;
     cache.lock.enter();
@@ -469,13 +474,14 @@ class front {
     return true;
   }
 
-  /// Whether the stream still has the cache: a capture_scope may have closed it since. Called inside the owner lock.
+  /// Whether the stream still has the cache: a capture_scope may have closed it since. Called inside the
+  /// owner lock.
   [[nodiscard]] static bool is_open(cache_position const& at) noexcept {
     return at.of_stream != nullptr && at.of_stream->id == at.id;
   }
 
-  /// Puts a block into its magazine, unless the magazine is full or its newest block is the same one. Called inside the owner
-  /// lock.
+  /// Puts a block into its magazine, unless the magazine is full or its newest block is the same one. Called
+  /// inside the owner lock.
   TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& of_stream, unsigned k, void* p) noexcept {
     magazine& m = of_stream.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
@@ -517,7 +523,8 @@ class front {
     for (auto const& cache : caches_) cache->lock.announce();
     remote_barrier();
   }
-  /// Calls act(cache) inside the owner lock of each cache that `concerns` accepts. One barrier, if another thread's is among them.
+  /// Calls act(cache) inside the owner lock of each cache that `concerns` accepts. One barrier, if another
+  /// thread's is among them.
   template <class Concerns, class Act>
   void visit_those(Concerns const& concerns, Act const& act) noexcept {
     thread_cache* const own = local();

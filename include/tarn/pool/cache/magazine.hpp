@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and makes no driver
-// call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
+// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and
+// makes no driver call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
 
 #include <cstddef>
 #include <cstdint>
@@ -27,26 +27,29 @@ struct magazine {
   }
 };
 
-/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
-/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth, once in 120. All magazines of
-/// one stream on one thread together hold at most 104 MiB; what is too much of the pool is returned before it grows (ladder.hpp).
+/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that
+/// replaces blocks at random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB
+/// worth, once in 120. All magazines of one stream on one thread together hold at most 104 MiB; what is too
+/// much of the pool is returned before it grows (ladder.hpp).
 [[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
   std::size_t const fit = 1_MiB / class_bytes(size_class);
   return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
 }
 
-/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates at the boundary
-/// does not reach the arena every time.
+/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
+/// at the boundary does not reach the arena every time.
 [[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
   return magazine_capacity(size_class) / 2;
 }
 
-/// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers of a network repeat the
-/// sizes of their temporaries. Unlike `large_block` they stay while others are allocated, as long as the memory suffices: before the
-/// pool grows they go back, and the next blocks are not kept.
+/// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers
+/// of a network repeat the sizes of their temporaries. Unlike `large_block` they stay while others are
+/// allocated, as long as the memory suffices: before the pool grows they go back, and the next blocks are not
+/// kept.
 struct large_magazine {
   static constexpr std::uint32_t capacity = 8;
-  /// Blocks that are not kept after the memory was short. Returning all of them costs as much as 8 allocations from the heap.
+  /// Blocks that are not kept after the memory was short. Returning all of them costs as much as 8
+  /// allocations from the heap.
   static constexpr std::uint32_t pause = 32;
   struct entry {
     void* p = nullptr;
@@ -96,12 +99,13 @@ struct stream_cache {
   stream_id id = 0;
   stream_ref stream;
   std::uint64_t used = 0;  ///< the thread's count of stream changes when this one was last used
-  /// The last freed block above class_limit. Only one: it serves a loop that frees and allocates the same size again. Any other
-  /// request returns it to the heap first, so that large ranges coalesce as if it were not cached.
+  /// The last freed block above class_limit. Only one: it serves a loop that frees and allocates the same
+  /// size again. Any other request returns it to the heap first, so that large ranges coalesce as if it were
+  /// not cached.
   void* large_block = nullptr;
   std::size_t large_bytes = 0;
-  /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
-  /// temporary.
+  /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block
+  /// is not a temporary.
   void const* newest_large = nullptr;
   std::size_t newest_bytes = 0;
   large_magazine of_capture;  ///< empty unless the stream is captured
@@ -133,7 +137,8 @@ struct stream_cache {
     return sum;
   }
 
-  /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a magazine.
+  /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a
+  /// magazine.
   [[nodiscard]] bool open(unsigned size_class) noexcept {
     magazine& m = magazines[size_class];
     std::uint32_t const capacity = magazine_capacity(size_class);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to flush the data) and
-// pay for both sides: they make every core execute a barrier (Linux membarrier), so that the owner does not have to.
+// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to
+// flush the data) and pay for both sides: they make every core execute a barrier (Linux membarrier), so that
+// the owner does not have to.
 //
 //   owner                         visitor (one at a time)
 //   busy = 1                      wanted = 1 (at every lock it will visit)
@@ -10,11 +11,13 @@
 //   ... data ...                  ... data ...
 //   busy = 0 (release)            wanted = 0 (release)
 //
-// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of wanted follows the
-// barrier and reads the visitor's store. Without membarrier the owner executes the fence itself.
+// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of
+// wanted follows the barrier and reads the visitor's store. Without membarrier the owner executes the fence
+// itself.
 //
-// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path; enter() still enters it.
-// A visitor closes it for all calls when it leaves (the pool sleeps); the owner watches its own calls (it captures a graph).
+// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path;
+// enter() still enters it. A visitor closes it for all calls when it leaves (the pool sleeps); the owner
+// watches its own calls (it captures a graph).
 
 #include <atomic>
 #include <cstdint>
@@ -30,10 +33,11 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
-/// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
-/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have. A forked
-/// child asks again: not every kernel keeps the registration.
+/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a
+/// process that already has threads, registering waits for all of them to pass the scheduler, 17 ms on a
+/// machine of 16 cores with CUDA running. Not a static with a guard: a child forked meanwhile would wait for
+/// the registering thread, which it does not have. A forked child asks again: not every kernel keeps the
+/// registration.
 inline bool has_remote_barrier() noexcept {
 #if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
   static constinit std::atomic<std::int64_t> answer{0};  // the number of the process; below zero: no
@@ -73,14 +77,15 @@ class owner_lock {
   }
   TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
 
-  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors exclude one another
-  /// with a lock of their own.
+  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors
+  /// exclude one another with a lock of their own.
   void announce() noexcept { wanted_.fetch_or(visitor, std::memory_order_seq_cst); }
   [[nodiscard]] bool is_announced() const noexcept {
     return (wanted_.load(std::memory_order_relaxed) & visitor) != 0;
   }
-  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a remote_barrier() after the
-  /// first one, and then visit(), which waits for an owner that had entered before.
+  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a
+  /// remote_barrier() after the first one, and then visit(), which waits for an owner that had entered
+  /// before.
   void watch() noexcept { wanted_.fetch_or(watched, std::memory_order_seq_cst); }
   void end_watch() noexcept { wanted_.fetch_and(~watched, std::memory_order_release); }
   [[nodiscard]] bool is_watched() const noexcept {
@@ -97,8 +102,8 @@ class owner_lock {
     end_visit();
   }
   void open_again() noexcept { wanted_.fetch_and(~closed, std::memory_order_release); }
-  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
-  /// exist in the child.
+  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back,
+  /// and does not exist in the child.
   void forget_owner() noexcept { busy_.store(0, std::memory_order_relaxed); }
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the pool ends.
+// The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the
+// pool ends.
 
 #include <atomic>
 #include <cstddef>
@@ -20,15 +21,16 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
-/// and small enough to search: 64 compares when the stream changes.
+/// Number of streams per thread with magazines; the least recently used one is evicted. It is more than
+/// programs use at a time and small enough to search: 64 compares when the stream changes.
 inline constexpr std::size_t cached_streams = 64;
 
 /// The blocks that one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
 struct alignas(cache_line_bytes) thread_cache {
   owner_lock lock;
   stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one, too
-  /// Written by the owner thread, read by any: bytes and blocks that this thread allocated less those it freed.
+  /// Written by the owner thread, read by any: bytes and blocks that this thread allocated less those it
+  /// freed.
   std::atomic<std::int64_t> live_bytes{0};
   std::atomic<std::int64_t> live_blocks{0};
   /// Bytes in the magazines; other threads read it to decide whether to visit.
@@ -36,8 +38,8 @@ struct alignas(cache_line_bytes) thread_cache {
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
   unsigned watches = 0;                    ///< open captures of this thread; under the mutex of the list
   std::uint64_t serial = 0;                ///< never reused, unlike the address
-  /// The stream of a capture that this thread has opened, so that its calls find it without a lock; unknown_id if none. Set by the owner
-  /// thread, which reads the others only for calls on that stream.
+  /// The stream of a capture that this thread has opened, so that its calls find it without a lock;
+  /// unknown_id if none. Set by the owner thread, which reads the others only for calls on that stream.
   std::atomic<stream_id> captured_stream{stream_ref::unknown_id};
   std::atomic<stream_id> captured_as{0};  ///< the identity that the capture gives the stream
   std::atomic<void*> capture_owner{nullptr};
@@ -55,8 +57,9 @@ struct alignas(cache_line_bytes) thread_cache {
   [[nodiscard]] bool may_have(stream_id id) const noexcept {
     return (stream_bits.load(std::memory_order_seq_cst) & bit_of(id)) != 0;
   }
-  /// Announces that the owner thread will make the cache of a stream, before it looks whether the stream is captured. A thread that
-  /// opens a capture does the opposite, with a fence in between: one of the two sees the other.
+  /// Announces that the owner thread will make the cache of a stream, before it looks whether the stream is
+  /// captured. A thread that opens a capture does the opposite, with a fence in between: one of the two sees
+  /// the other.
   void announce_stream(stream_id id) noexcept {
     stream_bits.fetch_or(bit_of(id), std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -77,8 +80,8 @@ struct alignas(cache_line_bytes) thread_cache {
     host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
 
-  /// Makes the cache of a stream unknown, so that it can be emptied; null if there is none. The object stays: its thread may be in
-  /// a call that uses it. Called inside the owner lock.
+  /// Makes the cache of a stream unknown, so that it can be emptied; null if there is none. The object stays:
+  /// its thread may be in a call that uses it. Called inside the owner lock.
   stream_cache* close(stream_id id) noexcept {
     for (auto& s : streams) {
       if (s->id != id) continue;
@@ -90,8 +93,9 @@ struct alignas(cache_line_bytes) thread_cache {
     return nullptr;
   }
 
-  /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to `oldest`, and the
-  /// caller must return its blocks to the heap. Called inside the owner lock. @throws std::bad_alloc, nothing has changed
+  /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to
+  /// `oldest`, and the caller must return its blocks to the heap. Called inside the owner lock. @throws
+  /// std::bad_alloc, nothing has changed
   stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
     for (auto& s : streams) {
       if (s->id != closed_id) continue;
@@ -123,7 +127,8 @@ struct alignas(cache_line_bytes) thread_cache {
  private:
   static constexpr stream_id closed_id = stream_ref::unknown_id;  ///< no call has it
 
-  /// Each capture has an identity of its own. They share a bit, so that its end visits only threads that took part in captures.
+  /// Each capture has an identity of its own. They share a bit, so that its end visits only threads that took
+  /// part in captures.
   [[nodiscard]] static std::uint64_t bit_of(stream_id id) noexcept {
     return std::uint64_t{1} << (is_capture_stream(id) ? 0 : id * 0x9E3779B97F4A7C15U >> 58);
   }
@@ -150,10 +155,11 @@ inline constinit std::atomic<std::uint32_t> next_pool_number{0};
 struct pool_link {
   fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
-  /// Takes back the cache of an ending thread; returns false while another thread visits the caches. Does not wait for that under the
-  /// mutex: the visitor may be ending a pool below this one, which takes the mutex.
+  /// Takes back the cache of an ending thread; returns false while another thread visits the caches. Does not
+  /// wait for that under the mutex: the visitor may be ending a pool below this one, which takes the mutex.
   bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
-  /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
+  /// The first slot of the table where threads look for their cache. Pools made one after another get
+  /// different slots.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
 };
 
@@ -163,13 +169,15 @@ struct local_cache {
 };
 inline constexpr local_cache no_local_cache{};
 
-/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns. Plain
-/// data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant place.
+/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory
+/// thread_exit owns. Plain data: it needs no construction and no guard. Before the first pool and after the
+/// thread's end it is one vacant place.
 struct local_cache_table {
   local_cache const* places = &no_local_cache;
   std::uint32_t mask = 0;  ///< number of places minus one
 
-  /// Null if the thread has no cache of that pool. One compare if no other pool of the thread has the same first place.
+  /// Null if the thread has no cache of that pool. One compare if no other pool of the thread has the same
+  /// first place.
   [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* find(pool_link const* link,
                                                       std::uint32_t number) const noexcept {
     local_cache const& first = places[number & mask];
@@ -232,8 +240,8 @@ class thread_exit {
   static constexpr std::size_t places_each = 4;
   static constexpr std::size_t least_places = 16;
 
-  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it
-  /// together with the mutex of its pool's list, and this thread holds that of another pool.
+  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending
+  /// thread holds it together with the mutex of its pool's list, and this thread holds that of another pool.
   [[nodiscard]] static bool is_gone(entry const& e) noexcept {
     return e.link->pool.load(std::memory_order_acquire) == nullptr;
   }
@@ -250,7 +258,8 @@ class thread_exit {
     sequence<local_cache> places;
     places.resize(count);
     for (entry const& e : left) place(places, e);
-    // Replace the table before `left` releases its links: the memory of a released link may become another pool's link.
+    // Replace the table before `left` releases its links: the memory of a released link may become another
+    // pool's link.
     local_caches = {places.begin(), static_cast<std::uint32_t>(count - 1)};
     places_.swap(places);
     entries_.swap(left);

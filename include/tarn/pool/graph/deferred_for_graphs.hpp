@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks that were freed while graphs use them that are not of their own part: nothing reuses them until the owners of all these
-// graphs have ended.
+// Blocks that were freed while graphs use them that are not of their own part: nothing reuses them until the
+// owners of all these graphs have ended.
 
 #include <atomic>
 #include <cstddef>
@@ -25,8 +25,9 @@ class deferred_for_graphs {
   deferred_for_graphs(deferred_for_graphs const&) = delete;
   deferred_for_graphs& operator=(deferred_for_graphs const&) = delete;
 
-  /// Defers a block until none of its users is left, and `by`, if a capture freed it. Returns false if there is none. Without host memory
-  /// to record it, the block is deferred until the pool ends. So is one of an unknown capture.
+  /// Defers a block until none of its users is left, and `by`, if a capture freed it. Returns false if there
+  /// is none. Without host memory to record it, the block is deferred until the pool ends. So is one of an
+  /// unknown capture.
   bool defer(block_of_graphs& b, bool is_of_capture, graph_parts* by) noexcept {
     if (!is_of_capture && b.users.empty()) return false;
     std::lock_guard const guard(mutex_);
@@ -43,7 +44,8 @@ class deferred_for_graphs {
     }
     return true;
   }
-  /// Whether there is a block that is deferred until the pool ends. Graphs may use it, and no stream's work covers that.
+  /// Whether there is a block that is deferred until the pool ends. Graphs may use it, and no stream's work
+  /// covers that.
   [[nodiscard]] bool any_until_end() const noexcept { return any_until_end_.load(std::memory_order_relaxed); }
 
   /// Makes room for as many blocks more of an owner. @throws std::bad_alloc
@@ -63,9 +65,9 @@ class deferred_for_graphs {
     owner.state = state;
     owner.is_mark_old = false;
   }
-  /// Ends the mark of an owner, which is complete. Returns false if it had none, or a block was deferred for it since: then it waits for
-  /// the next one. Otherwise calls f(pointer, bytes, alignment) for each block that was deferred for it and for no other: the block is
-  /// deferred no more.
+  /// Ends the mark of an owner, which is complete. Returns false if it had none, or a block was deferred for
+  /// it since: then it waits for the next one. Otherwise calls f(pointer, bytes, alignment) for each block
+  /// that was deferred for it and for no other: the block is deferred no more.
   template <class F>
   [[nodiscard]] bool take_mark(graph_parts& owner, F const& f) noexcept {
     sequence<block_of_graphs> blocks;
@@ -84,7 +86,8 @@ class deferred_for_graphs {
     }
     return true;
   }
-  /// From now on nothing is deferred for an owner. Returns false if a block was meanwhile: then it waits for another mark.
+  /// From now on nothing is deferred for an owner. Returns false if a block was meanwhile: then it waits for
+  /// another mark.
   [[nodiscard]] bool is_over(graph_parts& owner) noexcept {
     std::lock_guard const guard(mutex_);
     if (!owner.deferred.empty()) return false;
@@ -106,7 +109,8 @@ class deferred_for_graphs {
   }
 
  private:
-  /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
+  /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots.
+  /// Under the mutex.
   void defer_until_end(block_of_graphs const& b) noexcept {
     any_until_end_.store(true, std::memory_order_relaxed);
     try {

@@ -9,7 +9,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Finds out when the device has completed the work that was submitted before the mark, without waiting for it.
+/// Finds out when the device has completed the work that was submitted before the mark, without waiting for
+/// it.
 template <stream_driver Driver>
 class end_mark {
  public:
@@ -20,8 +21,8 @@ class end_mark {
     if (event_ != nullptr) (void)driver_.destroy_event(event_);
   }
 
-  /// Returns true once that work is complete. `wait` makes the host wait for it. Without a driver that marks the work of the whole
-  /// device, and while a capture is open, later work may be waited for, too.
+  /// Returns true once that work is complete. `wait` makes the host wait for it. Without a driver that marks
+  /// the work of the whole device, and while a capture is open, later work may be waited for, too.
   bool is_complete(bool const wait) noexcept {
     if (is_complete_) return true;
     if constexpr (marks_all_work<Driver>) {

@@ -74,8 +74,10 @@ class graph_captures {
     return at;
   }
 
-  /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
-  /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which capture; nothing has changed
+  /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity
+  /// of a bare handle in `stream`.
+  /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which
+  /// capture; nothing has changed
   [[nodiscard]] captured_stream of_use(stream_ref& stream) {
     stream_ref const named = std::exchange(stream, heap_.known(stream));
     captured_stream const at = of_deallocation(stream.id(), named);
@@ -85,8 +87,9 @@ class graph_captures {
 
   // ---- scopes
 
-  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, more than the rest of opening a
-  /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
+  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, more than
+  /// the rest of opening a scope: an answer that was far from scarce holds for some captures, unless the pool
+  /// grows.
   [[nodiscard]] bool is_memory_scarce(growth_lock const& growing) noexcept {
     std::size_t const reserved = heap_.counters(growing).reserved;
     if (is_known_ample(reserved)) return false;
@@ -119,7 +122,8 @@ class graph_captures {
     capture_gate::begin_capture();
     return made;
   }
-  /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another one's, or too many streams
+  /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another
+  /// one's, or too many streams
   void add(graph_parts& owner, capture_number number, stream_ref stream) {
     captured_stream const at = known(stream.id());
     if (!at.is_captured() || at.capture == number) return (void)add_stream(stream, {0, number, &owner});
@@ -161,15 +165,16 @@ class graph_captures {
     at.stream = id;
     return at;
   }
-  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's record.
+  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's
+  /// record.
   [[nodiscard]] captured_stream known(stream_id id) const noexcept {
     if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
     std::lock_guard const guard(mutex_);
     std::size_t const place = heap_.captured.find(id);
     return place == captured_streams::most ? captured_stream{} : streams_[place];
   }
-  /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have opened a scope, or in
-  /// capture_watch::always.
+  /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have
+  /// opened a scope, or in capture_watch::always.
   [[nodiscard]] bool is_captured_unknown(stream_ref stream) const noexcept {
     return !is_legacy_stream<driver_type>(stream) && may_have_joined() &&
            is_capturing(heap_.driver(), stream);
@@ -221,7 +226,8 @@ class graph_captures {
     watch_again();
     return made;
   }
-  /// Watches the calling thread for those of its scopes for which it could not be watched. No call makes it a cache before.
+  /// Watches the calling thread for those of its scopes for which it could not be watched. No call makes it a
+  /// cache before.
   TARN_NOINLINE void watch_again() noexcept {
     std::lock_guard const guard(mutex_);
     for (scope& s : scopes_) {
@@ -288,8 +294,8 @@ class graph_captures {
     }
     return 0;
   }
-  /// Ends the order of a stream in its capture. While another thread grows, which may keep the place of its domain, a sweep forgets it
-  /// later.
+  /// Ends the order of a stream in its capture. While another thread grows, which may keep the place of its
+  /// domain, a sweep forgets it later.
   void end_order(stream_id kept_as, part_ref part) noexcept {
     bool const may_forget = heap_.try_lock_growth();
     {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve anything else until no
-// graph uses it any more. Each graph_memory therefore owns two parts of the heap (graph_parts.hpp): whole handles that serve it alone.
+// The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve
+// anything else until no graph uses it any more. Each graph_memory therefore owns two parts of the heap
+// (graph_parts.hpp): whole handles that serve it alone.
 //
 //   a capture_scope opens       its stream has no cache on any thread from now on, so that all its calls take the slow path; so do
 //                               all calls of the thread, which ask whether their stream is captured: it may have joined the capture
@@ -16,7 +17,8 @@
 //   the owner ends              when the device has completed all work submitted before, both parts become common, with the blocks in
 //                               them that are still live, and the deferred blocks return to the heap
 //
-// Other threads and streams pay nothing. While an owner exists, a deallocation finds the part of a block with one load more.
+// Other threads and streams pay nothing. While an owner exists, a deallocation finds the part of a block with
+// one load more.
 
 #include <atomic>
 #include <cstddef>
@@ -76,7 +78,8 @@ class graph_memories {
     returned,  ///< the caller returns it to its part, past the cache
     deferred   ///< until owners have ended
   };
-  /// Called when a block is freed for which may_hold() is true. `id` may be neutral_id, or unknown for a destroyed stream.
+  /// Called when a block is freed for which may_hold() is true. `id` may be neutral_id, or unknown for a
+  /// destroyed stream.
   /// @param as  receives the identity of the capture
   [[nodiscard]] fate take_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                std::size_t alignment, stream_id& as) noexcept {
@@ -96,7 +99,8 @@ class graph_memories {
     return at.is_captured() ? fate::reused : fate::returned;
   }
 
-  /// Defers a block of the common part that is freed on a captured stream. Returns false if the stream is not captured.
+  /// Defers a block of the common part that is freed on a captured stream. Returns false if the stream is not
+  /// captured.
   bool defer_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
                          if_unknown then = if_unknown::ask) noexcept {
     captured_stream const at = captures_.of_deallocation(id, stream, then);
@@ -105,9 +109,10 @@ class graph_memories {
     return blocks_.defer(freed, true, at.owner);
   }
 
-  /// Records a use of a block by the stream of a capture. Returns false if `stream` must be recorded as any other, too: it is of no
-  /// capture, or the block is of an owner's part, which other streams reuse. Notes the identity of a bare handle in `stream`. A captured
-  /// stream of no known capture is refused: the event that an ordinary use waits for does not cover the replays.
+  /// Records a use of a block by the stream of a capture. Returns false if `stream` must be recorded as any
+  /// other, too: it is of no capture, or the block is of an owner's part, which other streams reuse. Notes
+  /// the identity of a bare handle in `stream`. A captured stream of no known capture is refused: the event
+  /// that an ordinary use waits for does not cover the replays.
   /// @throws std::bad_alloc, cuda_error: nothing has changed
   bool record_stream(void* p, stream_ref& stream) {
     if (!watches_frees()) return false;
@@ -132,21 +137,23 @@ class graph_memories {
     owners_.push_back(std::move(made));
     return *owners_.back();
   }
-  /// The part for requests outside captures, made when the first one comes. @throws std::bad_alloc: nothing has changed
+  /// The part for requests outside captures, made when the first one comes. @throws std::bad_alloc: nothing
+  /// has changed
   [[nodiscard]] part_ref plain_of(growth_lock const&, graph_parts& owner) {
     if (part_ref const made = owner.plain.load(std::memory_order_relaxed); made != common) return made;
     part_ref const made = make_part(owner, false);
     owner.plain.store(made, std::memory_order_release);
     return made;
   }
-  /// Waits for the graphs that the device still runs, and makes what ended owners had common. The pool ends: there is no owner left.
-  /// Returns false if a capture prevents it.
+  /// Waits for the graphs that the device still runs, and makes what ended owners had common. The pool ends:
+  /// there is no owner left. Returns false if a capture prevents it.
   template <class Pool>
   [[nodiscard]] bool finish(growth_lock const& growing, Pool& whole) noexcept {
     (void)reap(growing, whole, true);
     return !has_ended() || !mark_.waits_for_capture();
   }
-  /// Whether the pool has a block that is deferred until it ends. Graphs may use it, and no stream's work covers that.
+  /// Whether the pool has a block that is deferred until it ends. Graphs may use it, and no stream's work
+  /// covers that.
   [[nodiscard]] bool defers_until_end() const noexcept { return blocks_.any_until_end(); }
   /// Ends an owner. Its memory becomes common now if the device has completed its work, else later.
   template <class Pool>
@@ -160,8 +167,8 @@ class graph_memories {
     if (!heap_.is_lost()) (void)reap(growing, whole, false);
   }
 
-  /// Does not wait for a thread that grows the pool where nothing is to be collected for the capture, and the device is known to have
-  /// ample memory. @throws cuda_error, std::bad_alloc: nothing has changed
+  /// Does not wait for a thread that grows the pool where nothing is to be collected for the capture, and the
+  /// device is known to have ample memory. @throws cuda_error, std::bad_alloc: nothing has changed
   template <class Pool>
   [[nodiscard]] capture_number begin_capture(Pool& whole, graph_parts& owner, stream_ref stream) {
     if (heap_.try_lock_growth()) {
@@ -173,8 +180,9 @@ class graph_memories {
     return captures_.begin(owner, stream);
   }
 
-  /// Makes the memory of ended owners common, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
-  /// true if there was any. The owners that end until a mark is complete share the next one, so that there is one event for all.
+  /// Makes the memory of ended owners common, as far as nothing uses it. `wait` makes the host wait for
+  /// graphs that still run. Returns true if there was any. The owners that end until a mark is complete share
+  /// the next one, so that there is one event for all.
   template <class Pool>
   bool reap(growth_lock const& growing, Pool& whole, bool const wait) noexcept {
     bool any = false;
@@ -228,7 +236,8 @@ class graph_memories {
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return uses_.host_bytes() + (owners_.size() + ended_.size()) * sizeof(graph_parts);
   }
-  /// Calls f(address, bytes, number of the owner) for each block that is deferred for a graph; the number is 0 if until the pool ends.
+  /// Calls f(address, bytes, number of the owner) for each block that is deferred for a graph; the number is
+  /// 0 if until the pool ends.
   template <class F>
   void for_each_deferred(growth_lock const&, F const& f) const {
     for (auto const& owner : owners_) blocks_.for_each(*owner, f);
@@ -313,7 +322,8 @@ class graph_memories {
     if (has_marked_) mark_.renew();
     return has_marked_;
   }
-  /// Makes the parts of an owner common whose graphs are complete. Returns false if work may still use what was freed in them since.
+  /// Makes the parts of an owner common whose graphs are complete. Returns false if work may still use what
+  /// was freed in them since.
   bool end_parts(growth_lock const& growing, graph_parts& owner, bool wait) noexcept {
     if (owner.captured == common) return true;
     part_ref const all[] = {owner.captured, owner.plain.load(std::memory_order_relaxed)};

@@ -41,8 +41,9 @@ struct block_of_graphs {
   graph_users users;  ///< that it is deferred for afterwards
 };
 
-/// What one owner has. `captured` has all that its captures ever received, and serves its captures alone, whoever frees it: graphs hold
-/// the addresses. `plain` is what the owner hands out elsewhere, in the order of streams.
+/// What one owner has. `captured` has all that its captures ever received, and serves its captures alone,
+/// whoever frees it: graphs hold the addresses. `plain` is what the owner hands out elsewhere, in the order
+/// of streams.
 struct graph_parts {
   enum class life : std::uint8_t {
     alive,

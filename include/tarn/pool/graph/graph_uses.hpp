@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The blocks that record_stream() named for the stream of a capture: graphs of another owner than the block's use them.
+// The blocks that record_stream() named for the stream of a capture: graphs of another owner than the block's
+// use them.
 
 #include <cstddef>
 #include <mutex>
@@ -35,7 +36,8 @@ class graph_uses {
     blocks_[b].users.add(user);
     return is_new;
   }
-  /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not recorded.
+  /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not
+  /// recorded.
   graph_users take(void const* p) noexcept {
     std::lock_guard const guard(mutex_);
     slot_number const b = table_.take(p);

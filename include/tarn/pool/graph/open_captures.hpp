@@ -14,14 +14,15 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// The identities of the streams that are part of an open capture. A place is added to and cleared under a mutex of the owner.
+/// The identities of the streams that are part of an open capture. A place is added to and cleared under a
+/// mutex of the owner.
 class captured_streams {
  public:
   static constexpr std::size_t most = 64;  ///< at a time, in all captures of a pool
 
   [[nodiscard]] bool any() const noexcept { return count_.load(std::memory_order_relaxed) != 0; }
-  /// The place of a stream, `most` if it has none. A thread that uses a captured stream was ordered after the opening of the scope,
-  /// so it finds the stream.
+  /// The place of a stream, `most` if it has none. A thread that uses a captured stream was ordered after the
+  /// opening of the scope, so it finds the stream.
   [[nodiscard]] std::size_t find(stream_id stream) const noexcept {
     if (!any()) return most;
     for (std::size_t i = 0; i < most; ++i) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot of the memory that a pool holds, as stretches that blocks tile. Assembled from copied facts, without a lock.
+// A snapshot of the memory that a pool holds, as stretches that blocks tile. Assembled from copied facts,
+// without a lock.
 //
 //   home   | block | free | piece of a view | run: slots | cached by a thread |   one stretch up to the piece, one after it
 //   view   | block, at the address that its user has |                            one stretch
@@ -196,8 +197,9 @@ struct pool_contents {
   std::size_t reserved = 0;
 };
 
-/// Inspects the pools of a stack. Threads that call it meanwhile wait while 64 bytes per range and 80 per run are copied, some milliseconds
-/// at 100,000 blocks. A block that another thread is just moving from the arena to its magazine appears live.
+/// Inspects the pools of a stack. Threads that call it meanwhile wait while 64 bytes per range and 80 per run
+/// are copied, some milliseconds at 100,000 blocks. A block that another thread is just moving from the arena
+/// to its magazine appears live.
 /// @throws std::bad_alloc
 template <class Memory>
 [[nodiscard]] pool_contents contents_of(Memory& memory) {

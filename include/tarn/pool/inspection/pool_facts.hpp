@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A copy of a pool's records at one moment. Every thread is kept out of its magazines during the copy, and the hot lock is held
-// for the arena's part.
+// A copy of a pool's records at one moment. Every thread is kept out of its magazines during the copy, and
+// the hot lock is held for the arena's part.
 
 #include <algorithm>
 #include <cstddef>
@@ -125,7 +125,8 @@ struct pool_facts {
     return taken.generation == generations[taken.domain] ? domains[taken.domain] : 0;
   }
 
-  /// The graph_memory that the memory at a home address belongs to, 0 if none. O(log(ranges)), once they are sorted.
+  /// The graph_memory that the memory at a home address belongs to, 0 if none. O(log(ranges)), once they are
+  /// sorted.
   [[nodiscard]] std::uint64_t owner_at(std::uintptr_t home) const noexcept {
     auto const after = std::upper_bound(ranges.begin(), ranges.end(), home,
                                         [](std::uintptr_t at, range const& r) { return at < r.address; });

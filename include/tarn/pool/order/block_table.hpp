@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block that is not
-// in the table costs two loads.
+// A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block
+// that is not in the table costs two loads.
 
 #include <atomic>
 #include <cstddef>
@@ -14,16 +14,17 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
-/// called under the owner's lock.
+/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but
+/// may_hold() are called under the owner's lock.
 template <class Block>
 class block_table {
  public:
   explicit block_table(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
 
-  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
-  /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
-  /// that the block was added to, or a newer one, which contains the block, too.
+  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64
+  /// when the table is full. Needs no lock: a thread that frees a block has been ordered after the recording
+  /// of its uses, so it reads the table that the block was added to, or a newer one, which contains the
+  /// block, too.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
     table const* const t = current_.load(std::memory_order_acquire);
     if (t == nullptr) return false;

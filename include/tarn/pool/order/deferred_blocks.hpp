@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Deferred blocks: freed, but waiting for streams named by record_stream(), or for a stream that the driver does not know. They count
-// as live until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
+// Deferred blocks: freed, but waiting for streams named by record_stream(), or for a stream that the driver
+// does not know. They count as live until the device has completed those uses (order/recorded_streams.hpp);
+// then they return to the heap.
 
 #include <atomic>
 #include <cstddef>
@@ -37,9 +38,9 @@ class deferred_blocks {
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return uses_.may_hold(p); }
   void count_graph_block(bool more) noexcept { uses_.count_graph_block(more); }
 
-  /// Called when a block is freed: returns true if it is deferred for recorded uses. From here on the stream is known by its
-  /// identity: when the block returns to the heap, the stream may be destroyed, its handle reused, and the calling thread a
-  /// different one.
+  /// Called when a block is freed: returns true if it is deferred for recorded uses. From here on the stream
+  /// is known by its identity: when the block returns to the heap, the stream may be destroyed, its handle
+  /// reused, and the calling thread a different one.
   TARN_NOINLINE bool defer(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                            std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
@@ -54,8 +55,8 @@ class deferred_blocks {
     return deferred;
   }
 
-  /// As defer(), for a block freed on a destroyed stream: nothing can be ordered after that stream, so the block is deferred
-  /// for all work. Returns false if the host waited for that work now.
+  /// As defer(), for a block freed on a destroyed stream: nothing can be ordered after that stream, so the
+  /// block is deferred for all work. Returns false if the host waited for that work now.
   bool defer_for_all_work(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     count(bytes, alignment, 1);
     if (uses_.defer_for_all_work(p, bytes, alignment, stream)) return true;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
-// destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
-// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
+// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is
+// queried about a destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault).
+// If the driver can mark the whole device's work, that is used instead: it covers more than needed, and uses
+// no stream's handle.
 
 #include <cstdint>
 
@@ -22,9 +23,9 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// Records an event on a stream. The capture of a stream may begin at any moment once its scope is open, also in another pool, and the
-/// event would be part of the graph. So a scope that opens waits for the calls here, and afterwards its stream is refused, and every
-/// default stream, whose handle says nothing.
+/// Records an event on a stream. The capture of a stream may begin at any moment once its scope is open, also
+/// in another pool, and the event would be part of the graph. So a scope that opens waits for the calls here,
+/// and afterwards its stream is refused, and every default stream, whose handle says nothing.
 /// @param captured  set to whether that was refused because of a capture
 template <stream_driver Driver>
 mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing stream. Used
-// only by the ladder, sweeps of streams that ended, trim() and ~pool().
+// The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing
+// stream. Used only by the ladder, sweeps of streams that ended, trim() and ~pool().
 
 #include <cstdint>
 #include <utility>
@@ -31,8 +31,8 @@ enum class gone_stream : std::uint8_t {
   stays_unknown   ///< nothing waits
 };
 
-/// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph: marking other streams'
-/// work would invalidate the capture.
+/// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph:
+/// marking other streams' work would invalidate the capture.
 template <stream_driver Driver>
 [[nodiscard]] bool may_be_capturing(Driver const& driver, stream_ref stream) noexcept {
   bool capturing = true;
@@ -49,8 +49,9 @@ class ordering {
   /// queries it. At most five driver calls, none if nothing was freed since the last completed mark; more
   /// where it is unknown on which device the stream lives.
   ///
-  /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which protects
-  /// this object. The mark is taken before the event is recorded, so frees in between get a later mark.
+  /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock,
+  /// which protects this object. The mark is taken before the event is recorded, so frees in between get a
+  /// later mark.
   progress settle(arena& a, may_release hot, domain_ref d, gone_stream gone = gone_stream::is_waited_for) {
     stream_domain& domain = a.streams[d];
     if (domain.is_neutral() || domain.is_completed()) return progress::completed;
@@ -62,7 +63,8 @@ class ordering {
       mark_result result = mark_result::gone;
       {
         unlocked const open(hot);
-        // Waiting for the device would invalidate a capture on any stream; recording an event is merely refused then.
+        // Waiting for the device would invalidate a capture on any stream; recording an event is merely
+        // refused then.
         if (!known_gone || marks_all_work<Driver>) {
           device_id const device = device_to_mark(driver_, stream, named_);
           bool captured = false;
@@ -84,7 +86,8 @@ class ordering {
     return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
 
-  /// A pass over many streams. While it lives, an event that covers several of them is queried once, and a stream waits for it once.
+  /// A pass over many streams. While it lives, an event that covers several of them is queried once, and a
+  /// stream waits for it once.
   class pass {
    public:
     explicit pass(ordering& order) noexcept : order_(order) { order_.pass_ = ++order_.passes_; }
@@ -96,9 +99,9 @@ class ordering {
     ordering& order_;
   };
 
-  /// Covers all that streams have freed with one event for each device, if the driver can mark all of its work. The event is not
-  /// queried. Default streams, a stream alone on its device, and what cannot be marked now are left to settle(). At most three
-  /// driver calls, and O(streams), for each device in use.
+  /// Covers all that streams have freed with one event for each device, if the driver can mark all of its
+  /// work. The event is not queried. Default streams, a stream alone on its device, and what cannot be marked
+  /// now are left to settle(). At most three driver calls, and O(streams), for each device in use.
   /// @param each  each(f) calls f(domain_ref) for the streams
   template <class Each>
   void mark_together(arena& a, may_release hot, Each const& each) noexcept {
@@ -129,7 +132,8 @@ class ordering {
     return !done;
   }
 
-  /// Waits on the host until the device has completed all that `d` freed. Returns false if that cannot be determined.
+  /// Waits on the host until the device has completed all that `d` freed. Returns false if that cannot be
+  /// determined.
   bool finish(arena& a, may_release hot, domain_ref d) {
     progress const now = settle(a, hot, d);
     if (now != progress::running) return now == progress::completed;
@@ -148,7 +152,8 @@ class ordering {
     return done;
   }
 
-  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event. A pass has one taker.
+  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event. A
+  /// pass has one taker.
   bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
     stream_ref const stream = a.streams[taker].stream;
     event_handle const event = event_of(a.streams[owner]);
@@ -261,7 +266,8 @@ class ordering {
     return event != nullptr || there.create_event(event).ok();
   }
 
-  /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
+  /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still
+  /// run.
   progress wait_for_gone(may_release hot, stream_domain& domain, std::uint64_t mark) {
     bool done = false;
     {

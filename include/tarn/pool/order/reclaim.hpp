@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the host waits for
-// it, or another stream is made to wait on the device. Streams whose work is complete are forgotten.
+// Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the
+// host waits for it, or another stream is made to wait on the device. Streams whose work is complete are
+// forgotten.
 //
-// All functions run under the growth lock and the hot lock, and release the hot lock around driver calls. Under the growth lock
-// a domain keeps its stream.
+// All functions run under the growth lock and the hot lock, and release the hot lock around driver calls.
+// Under the growth lock a domain keeps its stream.
 
 #include <cstddef>
 #include <cstdint>
@@ -42,14 +43,16 @@ enum class sweep_of : std::uint8_t {
   return any;
 }
 
-/// Returns to their runs the blocks of other domains' runs that a stream freed, if the device has completed their uses.
+/// Returns to their runs the blocks of other domains' runs that a stream freed, if the device has completed
+/// their uses.
 inline void return_foreign(arena& space, domain_ref d) {
   stream_domain const& domain = space.streams[d];
   if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
 }
 
-/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory
-/// that a stream never freed becomes neutral, too: its share of handles that were created for it (marked 0). O(its ranges)
+/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly
+/// in use stay. Memory that a stream never freed becomes neutral, too: its share of handles that were created
+/// for it (marked 0). O(its ranges)
 inline void neutralise(growth_lock const& growing, arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
   return_foreign(space, d);
@@ -82,8 +85,10 @@ void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>
   }
 }
 
-/// Makes what other parts have finished with neutral, so that a graph memory's part may take whole handles of it.
-/// @param asks  whether the driver may be asked; false while the stream is captured: then only what is known to be complete
+/// Makes what other parts have finished with neutral, so that a graph memory's part may take whole handles of
+/// it.
+/// @param asks  whether the driver may be asked; false while the stream is captured: then only what is known
+/// to be complete
 template <stream_driver Driver>
 void collect_for_part(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
                       part_ref part, bool asks) {
@@ -108,9 +113,10 @@ inline void retire_stream(growth_lock const& growing, arena& space, domain_ref d
   if (space.streams[d].is_empty()) space.streams.forget(growing, d);
 }
 
-/// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
-/// stream that was finished earlier, hence the second pass.
-/// @param keeps  its ranges stay its own if no others are free: moving many of them takes milliseconds, and joins nothing
+/// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the
+/// domain of a stream that was finished earlier, hence the second pass.
+/// @param keeps  its ranges stay its own if no others are free: moving many of them takes milliseconds, and
+/// joins nothing
 template <stream_driver Driver>
 void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
                 domain_ref keeps = neutral) {
@@ -136,8 +142,9 @@ void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& orde
     neutralise(growing, space, keeps);
 }
 
-/// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
-/// never replayed together with this one. Needs no growth lock: the domain stays, to be forgotten.
+/// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the
+/// memory, since it is never replayed together with this one. Needs no growth lock: the domain stays, to be
+/// forgotten.
 inline void end_captured_stream(arena& space, stream_id kept_as, part_ref part) noexcept {
   domain_ref const d = space.streams.find(kept_as, part);
   if (d == neutral) return;
@@ -148,10 +155,10 @@ inline void end_captured_stream(arena& space, stream_id kept_as, part_ref part) 
   neutralise_all(space, d);
 }
 
-/// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
-/// stream may use, the host waits instead. Returns false if no other stream has free ranges.
-/// `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by this stream or by one that
-/// was given its place, has a later mark and stays.
+/// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For
+/// memory that every stream may use, the host waits instead. Returns false if no other stream has free
+/// ranges. `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by
+/// this stream or by one that was given its place, has a later mark and stays.
 template <stream_driver Driver>
 bool steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            domain_ref taker) {
@@ -179,7 +186,8 @@ inline void mark_runs(stream_domain& domain) noexcept {
   domain.runs_marked = true;
 }
 
-/// Finds out whether the device has completed the uses of all that is free in a part. @param wait  whether the host waits for it
+/// Finds out whether the device has completed the uses of all that is free in a part. @param wait  whether
+/// the host waits for it
 template <stream_driver Driver>
 void settle_part(growth_lock const&, arena& space, ordering<Driver>& order, may_release hot, part_ref part,
                  bool wait) {
@@ -202,8 +210,8 @@ void settle_part(growth_lock const&, arena& space, ordering<Driver>& order, may_
   return all;
 }
 
-/// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
-/// Waits only for destroyed streams whose work cannot be marked.
+/// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory
+/// becomes neutral. Waits only for destroyed streams whose work cannot be marked.
 template <stream_driver Driver>
 void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            sweep_of which) {

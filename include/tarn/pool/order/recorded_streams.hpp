@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed block is deferred until
-// the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other blocks are.
+// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed
+// block is deferred until the device has completed them. Costs one relaxed load per deallocation while
+// nothing is recorded, two more while other blocks are.
 //
 //   record_stream(p, B)     p is recorded, with a use on B's queue
 //   deallocate(A, p)     an event is recorded on B; the use is appended to B's queue: first | ... | last
 //   allocate(), a miss   the first event of each queue is queried; once it is complete, p is freed on A
 //
-// A queue's uses are in the order of their events, so one failed query ends the search of a queue. If many uses wait, several
-// share the event that was recorded after all of them.
+// A queue's uses are in the order of their events, so one failed query ends the search of a queue. If many
+// uses wait, several share the event that was recorded after all of them.
 //
-// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
-// count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
+// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps
+// the block by a count, a query keeps the event by `asked`, and a group that is marked again is in no list
+// meanwhile.
 //
-// Over 400 lines: the queues, the events and the blocks are under one mutex. Their changes are correct only in the order in which
-// one function after another releases it.
+// Over 400 lines: the queues, the events and the blocks are under one mutex. Their changes are correct only
+// in the order in which one function after another releases it.
 
 #include <atomic>
 #include <cstddef>
@@ -45,7 +47,8 @@ class recorded_streams {
   recorded_streams& operator=(recorded_streams const&) = delete;
 
   [[nodiscard]] bool any() const noexcept { return recorded_count_.load(std::memory_order_relaxed) != 0; }
-  /// Makes any() true for a graph memory or a block that graphs use (pool/graph/), so that a deallocation reads one counter.
+  /// Makes any() true for a graph memory or a block that graphs use (pool/graph/), so that a deallocation
+  /// reads one counter.
   void count_graph_block(bool more) noexcept {
     if (more) {
       recorded_count_.fetch_add(1, std::memory_order_relaxed);
@@ -84,19 +87,19 @@ class recorded_streams {
     add_use(b, q, id);
   }
 
-  /// Called at deallocation: returns true if the block is deferred, false if it has no recorded use and may be freed now.
-  /// Records one event for all of its streams on a device, if the driver can mark all of its work; otherwise one on each of the
-  /// streams. O(streams that the block is used on). Waits for the device only if a stream was destroyed and the driver cannot mark
-  /// its work.
+  /// Called at deallocation: returns true if the block is deferred, false if it has no recorded use and may
+  /// be freed now. Records one event for all of its streams on a device, if the driver can mark all of its
+  /// work; otherwise one on each of the streams. O(streams that the block is used on). Waits for the device
+  /// only if a stream was destroyed and the driver cannot mark its work.
   bool defer(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     lock held(mutex_);
     slot_number const b = take_recorded(p);
     return b != 0 && defer_marked(held, b, {p, bytes, alignment, stream});
   }
 
-  /// As defer(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: defers it until that
-  /// stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
-  /// device cannot be waited for, the block stays live until the pool ends.
+  /// As defer(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: defers
+  /// it until that stream's work is complete; the block is then free for every stream. If the host has no
+  /// memory to record that and the device cannot be waited for, the block stays live until the pool ends.
   bool defer_for_all_work(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
     lock held(mutex_);
     slot_number q = 0;
@@ -114,8 +117,8 @@ class recorded_streams {
     return defer_marked(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
   }
 
-  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
-  /// time. At most two queries per queue, plus one for each completed event.
+  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call.
+  /// One thread at a time. At most two queries per queue, plus one for each completed event.
   void settle(bool const wait) noexcept {
     lock held(mutex_);
     for (slot_number q = 1; q <= queues_.last(); ++q) {
@@ -150,11 +153,11 @@ class recorded_streams {
     return false;
   }
 
-  /// Whether work may still use deferred blocks and the host may synchronise the device. It may not while a stream to be
-  /// marked is capturing, since that would only end the capture.
+  /// Whether work may still use deferred blocks and the host may synchronise the device. It may not while a
+  /// stream to be marked is capturing, since that would only end the capture.
   [[nodiscard]] bool asks_for_device() const noexcept { return any_deferred() && !waits_for_capture(); }
-  /// Whether a capture prevents a stream from being marked that deferred blocks wait for. Uses what settle() found: a stream's
-  /// handle is not queried, since the stream may be destroyed.
+  /// Whether a capture prevents a stream from being marked that deferred blocks wait for. Uses what settle()
+  /// found: a stream's handle is not queried, since the stream may be destroyed.
   [[nodiscard]] bool waits_for_capture() const noexcept {
     std::lock_guard const guard(mutex_);
     for (slot_number q = 1; q <= queues_.last() && any_deferred(); ++q) {
@@ -163,7 +166,8 @@ class recorded_streams {
     return false;
   }
 
-  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
+  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with
+  /// it.
   void close() noexcept {
     lock held(mutex_);
     for (slot_number q = 1; q <= queues_.last(); ++q) {
@@ -173,7 +177,8 @@ class recorded_streams {
     while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
   }
 
-  /// Calls f(freed_block) for each deferred block. While the growth lock is held none of them is handed out again.
+  /// Calls f(freed_block) for each deferred block. While the growth lock is held none of them is handed out
+  /// again.
   template <class F>
   void for_each_deferred(F const& f) const {
     std::lock_guard const guard(mutex_);
@@ -199,7 +204,8 @@ class recorded_streams {
     bool is_deferred = false;
     freed_block freed;
   };
-  /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
+  /// A use; after its deallocation, part of a group that one event covers. The first use represents the
+  /// group.
   struct use {
     slot_number block = 0;
     slot_number queue = 0;
@@ -229,8 +235,8 @@ class recorded_streams {
     bool captured = false;     ///< whether a capture caused the last refusal of a mark
   };
 
-  /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded slightly later than its
-  /// own would be. 32 uses have 32 events; each doubling adds 11.
+  /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded
+  /// slightly later than its own would be. 32 uses have 32 events; each doubling adds 11.
   static constexpr std::uint32_t group_part = 16;
   /// Number of events others for later marks.
   static constexpr std::size_t most_idle = 64;
@@ -294,13 +300,14 @@ class recorded_streams {
     uses_[g].members = added;
     uses_[g].count += uses_[added].count;
   }
-  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is no longer needed,
-  /// or null.
+  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is
+  /// no longer needed, or null.
   event_handle append(slot_number g, std::uint64_t ticket, event_handle event) noexcept {
     use_queue& in = queues_[uses_[g].queue];
     in.marked += uses_[g].count;
     slot_number const last = in.last;
-    // Another thread's deallocation may have taken its ticket after this one and appended its group before it.
+    // Another thread's deallocation may have taken its ticket after this one and appended its group before
+    // it.
     bool const covers_last = last != 0 && uses_[last].ticket <= ticket && !(in.asked && last == in.first);
     if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
       join(last, g);
@@ -368,9 +375,10 @@ class recorded_streams {
     return false;
   }
 
-  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is being captured or
-  /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
-  /// wrong. Returns true if its uses are complete; the group is then still in no list.
+  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is
+  /// being captured or the driver refused, is set aside: waiting for the device would invalidate the capture,
+  /// and freeing the block would be wrong. Returns true if its uses are complete; the group is then still in
+  /// no list.
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
     slot_number const q = uses_[g].queue;
     stream_ref const stream = queues_[q].stream;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The division of the pool's one virtual range: a quarter for the home addresses of each zone's handles, the rest for views.
-// Keeps the holes, which are addresses with nothing mapped. Pure bookkeeping.
+// The division of the pool's one virtual range: a quarter for the home addresses of each zone's handles, the
+// rest for views. Keeps the holes, which are addresses with nothing mapped. Pure bookkeeping.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Address space is reserved this many times the device's memory. It costs the driver 5-77 us once, whatever its size.
+/// Address space is reserved this many times the device's memory. It costs the driver 5-77 us once, whatever
+/// its size.
 inline constexpr std::size_t reservation_factor = 16;
 
 class address_space {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How the part of a graph memory gets wholly free handles of the common part, and of its owner's other part, without a driver call.
+// How the part of a graph memory gets wholly free handles of the common part, and of its owner's other part,
+// without a driver call.
 
 #include <cstddef>
 
@@ -13,8 +14,9 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// How far a handle may exceed what a part lacks, bytes: as much as that, or an eighth of what the part has. What is not needed now
-/// serves only the part's next requests. Without a bound a graph of 1 MiB could take a handle of 96.
+/// How far a handle may exceed what a part lacks, bytes: as much as that, or an eighth of what the part has.
+/// What is not needed now serves only the part's next requests. Without a bound a graph of 1 MiB could take a
+/// handle of 96.
 [[nodiscard]] inline std::size_t most_adopted(arena const& a, growth_request const& request,
                                               std::size_t bytes) noexcept {
   if (request.may_create == 0) return ~std::size_t{0};  // nothing else is left
@@ -27,8 +29,8 @@ inline constexpr std::size_t most_searched = 2048;
   return a.streams[a.streams.part(p).neutral_domain].range_count();
 }
 
-/// Finds handles side by side that have as many bytes as a request together, with the fewest too many. They are wholly free, and come
-/// one after another in the order of their addresses.
+/// Finds handles side by side that have as many bytes as a request together, with the fewest too many. They
+/// are wholly free, and come one after another in the order of their addresses.
 class handles_in_a_row {
  public:
   handles_in_a_row(std::size_t bytes, std::size_t most, bool may_join) noexcept
@@ -64,8 +66,9 @@ class handles_in_a_row {
   std::size_t best_sum_ = 0;
 };
 
-/// The handles that a part takes for `bytes`: handles side by side with the fewest bytes too many, or else, if they may be mapped
-/// together, the largest ones that fit and one for the rest. Empty if there are not enough. O(free ranges + handles)
+/// The handles that a part takes for `bytes`: handles side by side with the fewest bytes too many, or else,
+/// if they may be mapped together, the largest ones that fit and one for the rest. Empty if there are not
+/// enough. O(free ranges + handles)
 /// @param several  set to whether they must be mapped together @throws std::bad_alloc
 [[nodiscard]] inline sequence<piece> choose_adopted(arena const& a, page_map const& map,
                                                     growth_request const& request, std::size_t bytes,
@@ -108,8 +111,9 @@ class handles_in_a_row {
   return chosen;
 }
 
-/// Moves wholly free handles whose work is complete to the part of a request. Returns false if there are not enough, or the part is the
-/// common one; nothing has changed then. @param several  set to whether the handles must be mapped together
+/// Moves wholly free handles whose work is complete to the part of a request. Returns false if there are not
+/// enough, or the part is the common one; nothing has changed then. @param several  set to whether the
+/// handles must be mapped together
 /// @throws std::bad_alloc, nothing has changed
 inline bool adopt_handles(arena& a, page_map const& map, growth_request const& request, std::size_t bytes,
                           bool& several) {

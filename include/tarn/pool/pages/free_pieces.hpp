@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Free memory by handles: the pieces from which a block can be assembled. Pure: it reads the arena and the page map and changes neither.
+// Free memory by handles: the pieces from which a block can be assembled. Pure: it reads the arena and the
+// page map and changes neither.
 
 #include <cstddef>
 #include <cstdint>
@@ -41,8 +42,8 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   });
 }
 
-/// The wholly free handles that may be given back, since their work is complete and no graph has their addresses, the largest first.
-/// O(free ranges + handles), plus sorting. @throws std::bad_alloc
+/// The wholly free handles that may be given back, since their work is complete and no graph has their
+/// addresses, the largest first. O(free ranges + handles), plus sorting. @throws std::bad_alloc
 [[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
   sequence<piece> whole;
   for (domain_ref d = 0; d < a.streams.size(); ++d) {
@@ -61,8 +62,8 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   return whole;
 }
 
-/// Wholly free handles by size, the largest first; of one size the lower address comes first. Handles of one size are sorted only as far
-/// as they are looked at.
+/// Wholly free handles by size, the largest first; of one size the lower address comes first. Handles of one
+/// size are sorted only as far as they are looked at.
 class whole_handles {
  public:
   /// @throws std::bad_alloc
@@ -97,9 +98,10 @@ class whole_handles {
       }
     }
   }
-  /// Takes handles, the largest that fit first, until at most `leave` of `rest` bytes are left; not those for which is_taken(piece) is
-  /// true. Returns the smallest handle that did not fit, bytes 0 if there is none; of several the last one, if that is not taken.
-  /// O(sizes), and O(log handles) for each that is looked at for the first time @throws std::bad_alloc
+  /// Takes handles, the largest that fit first, until at most `leave` of `rest` bytes are left; not those for
+  /// which is_taken(piece) is true. Returns the smallest handle that did not fit, bytes 0 if there is none;
+  /// of several the last one, if that is not taken. O(sizes), and O(log handles) for each that is looked at
+  /// for the first time @throws std::bad_alloc
   template <class IsTaken>
   piece take(std::size_t& rest, std::size_t leave, sequence<piece>& chosen, IsTaken const& is_taken) {
     piece smallest_above;
@@ -149,7 +151,8 @@ class free_pieces {
   /// @param handles  number of all handles
   explicit free_pieces(std::size_t handles = 0) noexcept : handles_(handles) {}
 
-  /// From now on is_shown() is true for the handles of a view. O(its slots), and once O(handles) @throws std::bad_alloc
+  /// From now on is_shown() is true for the handles of a view. O(its slots), and once O(handles) @throws
+  /// std::bad_alloc
   void mark(view const& v) {
     shown_.resize(handles_);
     ++marked_;
@@ -169,7 +172,8 @@ class free_pieces {
   void sort_starts() noexcept {
     if (!std::exchange(are_sorted_, true)) sort(starts.begin(), starts.size(), smaller);
   }
-  /// The smallest start of at least `least` bytes that is not shown. O(log starts + slots of the view), and once a sort of the starts
+  /// The smallest start of at least `least` bytes that is not shown. O(log starts + slots of the view), and
+  /// once a sort of the starts
   [[nodiscard]] piece smallest_start(std::size_t least) noexcept {
     sort_starts();
     std::size_t from = 0;

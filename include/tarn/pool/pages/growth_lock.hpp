@@ -8,7 +8,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call the pool in a growth.
+/// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call
+/// the pool in a growth.
 class growth_lock {
  public:
   explicit growth_lock(recursive_fork_mutex& mutex) : mutex_(mutex) { mutex_.lock(); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by default.
+// A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by
+// default.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +25,8 @@ class growth_notes {
  public:
   using clock_type = std::uint64_t (*)() noexcept;
 
-  /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0 stops recording.
+  /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0
+  /// stops recording.
   /// @throws std::bad_alloc  nothing has changed
   void open(growth_lock const&, std::size_t most, clock_type of_records) {
     sequence<growth_note> ring;

@@ -15,8 +15,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed it. Not for what graphs
-/// have the addresses of. O(ranges)
+/// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed
+/// it. Not for what graphs have the addresses of. O(ranges)
 template <class F>
 void for_each_free_stretch(arena const& a, F const& f) {
   for (range_ref r = 1; r < a.ranges.size(); ++r) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How much memory a pool can still take from the layers below it: the device's free memory, less headroom, within each limit.
+// How much memory a pool can still take from the layers below it: the device's free memory, less headroom,
+// within each limit.
 
 #include <concepts>
 #include <cstddef>
@@ -34,8 +35,8 @@ concept caches_bytes = stands_on_another<Layer> && !routes_calls<Layer> && requi
   { layer.state() } -> std::same_as<pool_state>;
 };
 
-/// Whether the driver reports how much of a source's memory is free: it does for memory of the device and for plain host memory,
-/// but not for pinned and managed memory.
+/// Whether the driver reports how much of a source's memory is free: it does for memory of the device and for
+/// plain host memory, but not for pinned and managed memory.
 template <class Source>
 inline constexpr bool reports_free =
     !has_property<Source, host_accessible> || std::same_as<typename Source::driver_type, no_driver>;
@@ -106,7 +107,8 @@ template <class Layer>
     }
     if constexpr (caches_bytes<L>) {
       pool_state const s = l.state();
-      // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
+      // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is
+      // certain.
       bool puts_together = page_source<typename L::upstream_type>;
       if constexpr (requires { l.uses_pages(); }) puts_together = l.uses_pages();
       left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
@@ -120,15 +122,16 @@ template <class Layer>
   return left;
 }
 
-/// Calls f(layer) for each layer whose limit bounds what `layer` provides: those below a layer that routes bound a part of it.
+/// Calls f(layer) for each layer whose limit bounds what `layer` provides: those below a layer that routes
+/// bound a part of it.
 template <class Layer, class F>
 void for_each_limit(Layer& layer, F const& f) {
   if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
     for_each_limit(layer_of(layer.upstream()), f);
   if constexpr (has_limit<Layer>) f(layer);
 }
-/// Returns what the limits of `layer` and those below it leave, whatever the device has; unknown_left if there is none. Makes no
-/// driver call.
+/// Returns what the limits of `layer` and those below it leave, whatever the device has; unknown_left if
+/// there is none. Makes no driver call.
 template <class Layer>
 [[nodiscard]] memory_bound limits_left(Layer& layer) noexcept {
   memory_bound left;
@@ -157,8 +160,8 @@ template <class Layer>
   }
 }
 
-/// Whether the layers below a pool only bound what the device has. Another layer could get more where these refuse, as
-/// retry_on_oom does.
+/// Whether the layers below a pool only bound what the device has. Another layer could get more where these
+/// refuse, as retry_on_oom does.
 template <class Layer>
 [[nodiscard]] constexpr bool only_bounds() noexcept {
   return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
@@ -166,8 +169,8 @@ template <class Layer>
   });
 }
 
-/// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries the driver. Others may
-/// take memory meanwhile: then it is too high.
+/// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries
+/// the driver. Others may take memory meanwhile: then it is too high.
 class known_left {
  public:
   [[nodiscard]] bool is_old(std::size_t reserved) const noexcept {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
-// and changes neither.
+// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the
+// arena and the page map and changes neither.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,8 @@ struct choice {
   std::size_t left_over = 0;  ///< free bytes that stay unused in handles of which the block takes a part
 };
 
-/// The free end of one handle and the free start of another, at the two ends of a block; either may be missing.
+/// The free end of one handle and the free start of another, at the two ends of a block; either may be
+/// missing.
 struct piece_pair {
   piece end;
   piece start;
@@ -33,8 +34,8 @@ struct piece_pair {
   [[nodiscard]] std::size_t bytes() const noexcept { return end.bytes + start.bytes; }
 };
 
-/// The pair with the most bytes. A handle is mapped once: if the largest end and start are of one handle, the next best piece replaces
-/// it at one of them. O(pieces)
+/// The pair with the most bytes. A handle is mapped once: if the largest end and start are of one handle, the
+/// next best piece replaces it at one of them. O(pieces)
 inline piece_pair largest_pair(free_pieces const& free) noexcept {
   auto const largest_but_of = [](sequence<piece> const& from, handle_ref h) {
     piece most;
@@ -57,7 +58,8 @@ inline piece_pair largest_pair(free_pieces const& free) noexcept {
   return most;
 }
 
-/// The pair with the fewest bytes of at least `rest`, which the largest one has. Sorts the pieces. O(pieces log pieces)
+/// The pair with the fewest bytes of at least `rest`, which the largest one has. Sorts the pieces. O(pieces
+/// log pieces)
 inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
   sort(free.ends.begin(), free.ends.size(), free_pieces::smaller);
   free.sort_starts();
@@ -80,8 +82,9 @@ inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
   return best;
 }
 
-/// The parts of handles at the two ends of a block, for the `rest` bytes that whole handles leave: if parts are used up, the pair that
-/// fits best; otherwise the smallest sufficient free end or start of a handle, or the largest of each. O(pieces), plus sorting.
+/// The parts of handles at the two ends of a block, for the `rest` bytes that whole handles leave: if parts
+/// are used up, the pair that fits best; otherwise the smallest sufficient free end or start of a handle, or
+/// the largest of each. O(pieces), plus sorting.
 /// @param most   the largest pair
 /// @param whole  the smallest wholly free handle that is not taken; bytes 0 if there is none
 /// @param after  whether the block follows a view: no end is then used, and no start that the view shows
@@ -109,12 +112,14 @@ inline piece_pair choose_ends(free_pieces& free, piece_pair const& most, piece c
   return most;
 }
 
-/// Assembles a block. If it uses up parts, from as few whole handles as the largest free end and start of handles leave necessary, and
-/// the pair of such parts that fits best. Otherwise from the largest wholly free handles that fit, then for the rest the
-/// smallest sufficient free end or start of a handle, or one of each, or the start of a wholly free handle: few pieces, since each costs
-/// 27 us to map. O(free ranges + handles); after a view O(its slots + pieces of the block), plus one sort for all views.
+/// Assembles a block. If it uses up parts, from as few whole handles as the largest free end and start of
+/// handles leave necessary, and the pair of such parts that fits best. Otherwise from the largest wholly free
+/// handles that fit, then for the rest the smallest sufficient free end or start of a handle, or one of each,
+/// or the start of a wholly free handle: few pieces, since each costs 27 us to map. O(free ranges + handles);
+/// after a view O(its slots + pieces of the block), plus one sort for all views.
 /// @param free   what find_pieces() has found
-/// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
+/// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the
+/// view's handles is
 ///               taken
 /// @throws std::bad_alloc
 inline choice choose_pieces(free_pieces& free, growth_request const& request, std::size_t bytes,
@@ -215,8 +220,8 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
   (void)f(begin, end);
 }
 
-/// The smallest free stretch of a view that holds the request, or the place of the last block if that is free and has the same
-/// size.
+/// The smallest free stretch of a view that holds the request, or the place of the last block if that is free
+/// and has the same size.
 inline free_stretch find_stretch(arena const& a, page_map const& map, view const& v,
                                  growth_request const& request) {
   free_stretch best;

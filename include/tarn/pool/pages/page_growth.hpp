@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
-// enough, these are tried in this order:
+// Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of
+// it is large enough, these are tried in this order:
 //
 //   1 new handles at home addresses, while reserved memory may grow with live memory   36 us each
 //   2 for small blocks, a free handle of the large zone                                no driver call
@@ -9,11 +9,11 @@
 //   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
 //   4 new handles beyond that, for the missing bytes
 //
-// For a graph memory's part, wholly free handles of the common part, and of the owner's other one, come before new ones: they change the
-// part without a driver call.
+// For a graph memory's part, wholly free handles of the common part, and of the owner's other one, come
+// before new ones: they change the part without a driver call.
 //
-// A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as long (H100: 25 to 35 us for
-// each handle of 2 to 64 MiB, 1 to 64 handles).
+// A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as
+// long (H100: 25 to 35 us for each handle of 2 to 64 MiB, 1 to 64 handles).
 //
 // A free range in front of a hole is extended rather than a new range begun, if the request says so.
 // The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
@@ -57,8 +57,9 @@ class page_growth {
     return map_.host_bytes() + views_.host_bytes() + sleep_.host_bytes();
   }
 
-  /// Serves the request: sets `block` if it was assembled from pieces; otherwise leaves a free range of at least
-  /// `request.bytes` in the taker's domain. Returns false if free memory does not suffice and nothing may be created.
+  /// Serves the request: sets `block` if it was assembled from pieces; otherwise leaves a free range of at
+  /// least `request.bytes` in the taker's domain. Returns false if free memory does not suffice and nothing
+  /// may be created.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>& order,
             growth_request const& request, void*& block) {
@@ -112,14 +113,16 @@ class page_growth {
     return detail::largest_block(a, map_, left, may_remap);
   }
 
-  /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles can be mapped together.
+  /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles
+  /// can be mapped together.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
     return a.joins_handles ? ~std::size_t{0} : most_beside(a, align_up(request.bytes, usual_granule));
   }
 
-  /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are
-  /// reserved. Returns the bytes given back. Gives nothing back inside restore() and compact(), whose handles it could be: a
-  /// handler of the source may call it there. O(handles + slots of views + free ranges).
+  /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most
+  /// `keep` bytes are reserved. Returns the bytes given back. Gives nothing back inside restore() and
+  /// compact(), whose handles it could be: a handler of the source may call it there. O(handles + slots of
+  /// views + free ranges).
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     if (!map_.is_open() || is_moving_ || counters_.reserved <= keep) return 0;
     return drop(growing, a, hot, keep);
@@ -137,15 +140,15 @@ class page_growth {
     moving const now(*this);
     return sleep_.restore(growing, hot);
   }
-  /// Gives back the granules that hold no live byte; returns the number of stretches of live bytes. Copies on `stream`. See
-  /// page_compact.
+  /// Gives back the granules that hold no live byte; returns the number of stretches of live bytes. Copies on
+  /// `stream`. See page_compact.
   std::size_t compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream) {
     moving const now(*this);
     compact_.compact(growing, a, hot, stream);
     return compact_.stretches(a);
   }
-  /// After a failure of compact(): if it left a handle that is mapped nowhere, unmaps all others as well and returns true. The
-  /// pool is then asleep, and restore() maps them.
+  /// After a failure of compact(): if it left a handle that is mapped nowhere, unmaps all others as well and
+  /// returns true. The pool is then asleep, and restore() maps them.
   [[nodiscard]] bool unmap_incomplete(growth_lock const& growing) noexcept {
     if (!compact_.take_unmapped()) return false;
     sleep_.unmap(growing);
@@ -230,14 +233,16 @@ class page_growth {
     return given;
   }
 
-  /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not known
+  /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not
+  /// known
   void open(arena& a, may_release hot, std::size_t total) {
     void* base = nullptr;
     std::size_t bytes = 0;
     std::size_t grain = 0;
     {
       unlocked const released(hot);
-      // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned to it.
+      // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned
+      // to it.
       grain = max_of(source_.granularity(), usual_granule);
       std::size_t available = 0;
       if (total == 0) (void)source_.driver().memory_info(available, total);
@@ -286,7 +291,8 @@ class page_growth {
     return best;
   }
 
-  /// Creates handles for `need` bytes, after the free range of `e` or at a new address. Returns false if no address is left.
+  /// Creates handles for `need` bytes, after the free range of `e` or at a new address. Returns false if no
+  /// address is left.
   bool create(growth_lock const& growing, arena& a, may_release hot, growth_request const& request,
               looked_up<extension> const& found, std::size_t need) {
     extension const e = found.get(hot.held());
@@ -362,8 +368,8 @@ class page_growth {
     }
   }
 
-  /// A request this large is refused before its first handle is created if the device does not have that much free memory:
-  /// otherwise it would briefly take the whole device. The query costs 5-100 us.
+  /// A request this large is refused before its first handle is created if the device does not have that much
+  /// free memory: otherwise it would briefly take the whole device. The query costs 5-100 us.
   static constexpr std::size_t ask_first_limit = 1_GiB;
   void refuse_what_is_not_free(std::size_t total) {
     std::size_t available = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The physical handles behind addresses of a growth by pages: listed, and pinned. A pinned handle is not given back
-// (page_growth.hpp), put to sleep (page_sleep.hpp) or replaced (page_compact.hpp), and a view that shows a pinned block is not
-// unmapped (page_views.hpp).
+// The physical handles behind addresses of a growth by pages: listed, and pinned. A pinned handle is not
+// given back (page_growth.hpp), put to sleep (page_sleep.hpp) or replaced (page_compact.hpp), and a view that
+// shows a pinned block is not unmapped (page_views.hpp).
 
 #include <cstddef>
 #include <cstdint>
@@ -21,8 +21,8 @@ class page_segments {
  public:
   page_segments(page_map& map, page_views<Source>& views) noexcept : map_(map), views_(views) {}
 
-  /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all live: then f was
-  /// called for some of them. O(views + segments)
+  /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all
+  /// live: then f was called for some of them. O(views + segments)
   template <class F>
   [[nodiscard]] bool each(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
     std::size_t done = 0;
@@ -36,7 +36,8 @@ class page_segments {
                 })
         .all;
   }
-  /// Keeps the handles behind these bytes mapped where they are until unpin(). each() has found all of them. Pins are counted.
+  /// Keeps the handles behind these bytes mapped where they are until unpin(). each() has found all of them.
+  /// Pins are counted.
   void pin(std::uintptr_t address, std::size_t bytes) noexcept {
     view* const v = walk(address, bytes, [&](handle_ref h, std::size_t, std::size_t) {
                       map_.pin(h);

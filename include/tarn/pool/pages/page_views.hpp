@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The views of a pool over free handles: an existing view is reused, or extended if its end is free; new views are mapped, and
-// old ones unmapped.
+// The views of a pool over free handles: an existing view is reused, or extended if its end is free; new
+// views are mapped, and old ones unmapped.
 //
-// Over 400 lines: what changes a view's slots is here, also for sleep (page_sleep.hpp) and compact (page_compact.hpp).
+// Over 400 lines: what changes a view's slots is here, also for sleep (page_sleep.hpp) and compact
+// (page_compact.hpp).
 
 #include <cstddef>
 #include <cstdint>
@@ -19,9 +20,10 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// A view is extended if that maps at least this many handles fewer than a new one, and leaves at most this part of the request
-/// more unused next to it; for less, the best fitting pieces are worth more. Measured on the recorded traces from 1 to 12
-/// handles, and from a 16th to a 64th: all other values lose up to 0.02 of utilisation on one of them or another.
+/// A view is extended if that maps at least this many handles fewer than a new one, and leaves at most this
+/// part of the request more unused next to it; for less, the best fitting pieces are worth more. Measured on
+/// the recorded traces from 1 to 12 handles, and from a 16th to a 64th: all other values lose up to 0.02 of
+/// utilisation on one of them or another.
 inline constexpr std::size_t least_saving = 6;
 inline constexpr std::size_t left_over_part = 32;
 
@@ -69,14 +71,15 @@ class page_views {
   /// Whether idle views should be unmapped before a new one is made.
   [[nodiscard]] bool is_full() const noexcept { return in_use_ >= most_views; }
 
-  /// Unmaps the older half of the idle views. Waits on the host for their work if there are at least twice most_views.
+  /// Unmaps the older half of the idle views. Waits on the host for their work if there are at least twice
+  /// most_views.
   void drop_idle(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker) {
     drop_views(a, hot, order, taker, in_use_ >= 2 * most_views ? patience::wait : patience::none,
                by_use_.size() / 2);
   }
 
-  /// Joins pieces into one block: at the end of a view that holds most of them, or in a new view. Null if no address was left;
-  /// old views have then been unmapped, and the caller must choose again.
+  /// Joins pieces into one block: at the end of a view that holds most of them, or in a new view. Null if no
+  /// address was left; old views have then been unmapped, and the caller must choose again.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   [[nodiscard]] void* build(arena& a, may_release hot, ordering<driver_type>& order,
                             looked_up<free_pieces>& free, looked_up<choice> const& c,
@@ -117,8 +120,8 @@ class page_views {
       }
     }
   }
-  /// Calls f(handle, offset, bytes) for the parts of the handles behind addresses of a view, in order, until f returns false.
-  /// Returns the view, or null if there is none with all of them. O(views)
+  /// Calls f(handle, offset, bytes) for the parts of the handles behind addresses of a view, in order, until
+  /// f returns false. Returns the view, or null if there is none with all of them. O(views)
   template <class F>
   view* each_part(std::uintptr_t address, std::size_t bytes, F const& f) {
     for (view& v : views_) {
@@ -145,7 +148,8 @@ class page_views {
       if (v.shows(h)) v.view_slots.reserve(v.view_slots.size() + count);
     }
   }
-  /// Divides a handle's slots: `handles` are at their places now, 0 for a gap, of bytes_of(index) each. Requires room.
+  /// Divides a handle's slots: `handles` are at their places now, 0 for a gap, of bytes_of(index) each.
+  /// Requires room.
   template <class BytesOf>
   void divide(handle_ref h, sequence<handle_ref> const& handles, BytesOf const& bytes_of) noexcept {
     for (view& v : views_) {
@@ -162,7 +166,8 @@ class page_views {
     }
   }
 
-  /// Unmaps everything that is mapped, and keeps addresses and slots for map_all(). Nothing on the device uses it.
+  /// Unmaps everything that is mapped, and keeps addresses and slots for map_all(). Nothing on the device
+  /// uses it.
   void unmap_all() noexcept {
     for (view const& v : views_) unmap_slots(v);
   }
@@ -272,7 +277,8 @@ class page_views {
     return make_live(a, carved, p.view, p.at.offset, request);
   }
 
-  /// Maps the pieces' handles next to each other in a new region of twice their size, so that the view can be extended later.
+  /// Maps the pieces' handles next to each other in a new region of twice their size, so that the view can be
+  /// extended later.
   void* make(arena& a, may_release hot, ordering<driver_type>& order, looked_up<choice> const& chosen,
              growth_request const& request) {
     choice const& c = chosen.get(hot.held());
@@ -369,8 +375,9 @@ class page_views {
     return reinterpret_cast<void*>(v.address + offset);
   }
 
-  /// Unmaps views without live blocks whose last work is complete, except for the `kept` most recently used ones. Checks each
-  /// view immediately before unmapping it: unmapping releases the lock, so other views may change meanwhile.
+  /// Unmaps views without live blocks whose last work is complete, except for the `kept` most recently used
+  /// ones. Checks each view immediately before unmapping it: unmapping releases the lock, so other views may
+  /// change meanwhile.
   void drop_views(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker,
                   patience const chosen, std::size_t kept) {
     bool captured = false;

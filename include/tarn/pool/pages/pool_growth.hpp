@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a pool gets memory from its source: by pages, or by segments where the source has none or they cannot be used. That is so on a
-// device without virtual memory management, and under a tool, since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts
-// each refusal as an error of the program. Which of them it is does not change after the first growth.
+// How a pool gets memory from its source: by pages, or by segments where the source has none or they cannot
+// be used. That is so on a device without virtual memory management, and under a tool, since
+// compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts each refusal as an error of the
+// program. Which of them it is does not change after the first growth.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +28,8 @@ class pool_growth {
   using driver_type = typename Source::driver_type;
   using description_type = typename description_of<Source>::type;
 
-  /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
+  /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not
+  /// pass plain blocks on
   pool_growth(Source source, growth_counters& counters, description_type& tool)
       : source_(std::move(source)),
         tool_(tool),

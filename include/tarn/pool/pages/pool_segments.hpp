@@ -31,10 +31,12 @@ struct segments_wanted {
   throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
 }
 
-/// Finds the segments of a live block. First returns all threads' cached blocks to the heap, so that those are seen to be free.
+/// Finds the segments of a live block. First returns all threads' cached blocks to the heap, so that those
+/// are seen to be free.
 /// @throws misuse       not all of the bytes are live in this pool
 /// @throws pool_asleep  the pool sleeps
-/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here; std::bad_alloc: nothing has changed
+/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here;
+/// std::bad_alloc: nothing has changed
 template <class Heap, class Front>
 void find_segments(growth_lock const& growing, Heap& heap, Front& front, segments_wanted const& wanted,
                    sequence<memory_segment>& found) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Growth by segments: whole blocks of an upstream resource that has no pages to map (cudaMalloc, pinned memory, another pool).
-// A segment cannot be moved or extended; wholly free ones are given back when memory is short, and when too many would be kept
-// (ladder.hpp).
+// Growth by segments: whole blocks of an upstream resource that has no pages to map (cudaMalloc, pinned
+// memory, another pool). A segment cannot be moved or extended; wholly free ones are given back when memory
+// is short, and when too many would be kept (ladder.hpp).
 
 #include <concepts>
 #include <cstddef>
@@ -46,8 +46,9 @@ class segment_growth {
   segment_growth(Source& source, growth_counters& counters, description_type& tool)
       : source_(source), counters_(counters), tool_(tool) {}
 
-  /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
-  /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
+  /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is
+  /// held on entry and return, and released around the upstream's call. @throws what the upstream throws;
+  /// nothing has changed
   bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>&,
             growth_request const& request, void*&) {
     if (request.part != common && !tool_.active() && adopt(a, request)) return true;
@@ -64,8 +65,8 @@ class segment_growth {
       unlocked const open(hot);
       try {
         base = take(bytes, request.part);
-        // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
-        // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
+        // Blocks of whole segment grains nearly always start on a range grain. Request room for the other
+        // case only when it occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
           give(base, bytes, alignment_);
           count_made(growing, base, bytes, request.where);
@@ -104,8 +105,8 @@ class segment_growth {
                        align_up(request.bytes, segment_grain_below(is_limited<layer_type>(), request.where)));
   }
 
-  /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
-  /// back. O(free ranges). @throws std::bad_alloc, nothing has changed
+  /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns
+  /// the bytes given back. O(free ranges). @throws std::bad_alloc, nothing has changed
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     if (counters_.reserved <= keep) return 0;
     looked_up<sequence<range_ref>> const whole(hot.held(), free_segments(a));
@@ -178,7 +179,8 @@ class segment_growth {
   [[nodiscard]] bool are_plain() const noexcept {
     return has_plain_blocks<Source> && (page_source<Source> || tool_.active());
   }
-  /// Takes a block, which is a heap to a tool; not one for graphs, which use its memory also while no block lies in it.
+  /// Takes a block, which is a heap to a tool; not one for graphs, which use its memory also while no block
+  /// lies in it.
   [[nodiscard]] void* take_block(std::size_t bytes, part_ref part) {
     void* p = nullptr;
     if constexpr (has_plain_blocks<Source>) {
@@ -205,8 +207,8 @@ class segment_growth {
     zone where = zone::smaller;
   };
 
-  /// Gives the smallest wholly free segment that serves a request, and no more than twice as large, to its part. Returns false if there
-  /// is none.
+  /// Gives the smallest wholly free segment that serves a request, and no more than twice as large, to its
+  /// part. Returns false if there is none.
   bool adopt(arena& a, growth_request const& request) noexcept {
     std::size_t const least = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
     range_ref best = 0;
@@ -228,7 +230,8 @@ class segment_growth {
     return true;
   }
 
-  /// The wholly free segments whose work is complete, larger ones mostly first. O(free ranges) @throws std::bad_alloc
+  /// The wholly free segments whose work is complete, larger ones mostly first. O(free ranges) @throws
+  /// std::bad_alloc
   [[nodiscard]] static sequence<range_ref> free_segments(arena const& a) {
     sequence<range_ref> whole;
     for (domain_ref d = 0; d < a.streams.size(); ++d) {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A view: a second mapping that places handles next to each other that are not neighbours at their home addresses. A block
-// without a sufficient contiguous free range is assembled from free pieces: the free end of one handle, any number of wholly
-// free handles, the free start of another. A handle is mapped whole: cuMemMap refuses an offset, and a part (801, driver 580).
+// A view: a second mapping that places handles next to each other that are not neighbours at their home
+// addresses. A block without a sufficient contiguous free range is assembled from free pieces: the free end
+// of one handle, any number of wholly free handles, the free start of another. A handle is mapped whole:
+// cuMemMap refuses an offset, and a part (801, driver 580).
 //
 //   home    | live  free1 | ... |  free2  | ... |  free3  | ... | free4  live |
 //   view                  [live free1][ free2 ][ free3 ][free4 live]
 //   block                       '----------------------------'
 //
-// Views are kept after their block is freed: a later request of the same size reuses the view without a driver call, and a
-// larger one may extend it.
+// Views are kept after their block is freed: a later request of the same size reuses the view without a
+// driver call, and a larger one may extend it.
 
 #include <cstddef>
 #include <cstdint>
@@ -52,11 +53,13 @@ struct view {
   }
 };
 
-/// How many views are kept before the least recently used idle ones are unmapped; at twice as many the host waits for the work
-/// in them. The recorded traces need at most 150; each view costs 100 bytes of host memory plus 24 per handle.
+/// How many views are kept before the least recently used idle ones are unmapped; at twice as many the host
+/// waits for the work in them. The recorded traces need at most 150; each view costs 100 bytes of host memory
+/// plus 24 per handle.
 inline constexpr std::size_t most_views = 512;
 
-/// How many views one request searches, the most recent ones first; reuse() does not count views last used for the same size.
+/// How many views one request searches, the most recent ones first; reuse() does not count views last used
+/// for the same size.
 inline constexpr std::size_t view_search_limit = 64;
 
 }  // namespace TARN_NAMESPACE::detail

@@ -15,10 +15,11 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// One contiguous sequence of bytes, addressed by position, in chunks of pinned memory. Used by one thread at a time.
+/// One contiguous sequence of bytes, addressed by position, in chunks of pinned memory. Used by one thread at
+/// a time.
 ///
-/// save() and load() enqueue copies on a stream of its own, in the order of their positions. Copies that were enqueued before an error
-/// continue: call abandon() or close() before the device memory changes.
+/// save() and load() enqueue copies on a stream of its own, in the order of their positions. Copies that were
+/// enqueued before an error continue: call abandon() or close() before the device memory changes.
 template <class Driver>
 class host_copy {
  public:
@@ -27,7 +28,8 @@ class host_copy {
   host_copy& operator=(host_copy const&) = delete;
   ~host_copy() { close(); }
 
-  /// Begins an empty copy of `bytes`, in the memory of the last one. save() allocates more as it needs it. @throws std::bad_alloc
+  /// Begins an empty copy of `bytes`, in the memory of the last one. save() allocates more as it needs it.
+  /// @throws std::bad_alloc
   void open(std::size_t bytes) {
     std::size_t const count = (bytes + chunk_bytes - 1) / chunk_bytes;
     chunks_.reserve(count);
@@ -38,7 +40,8 @@ class host_copy {
     done_ = 0;
   }
 
-  /// Copies from device memory to [position, position + bytes). @throws out_of_memory, std::bad_alloc, cuda_error
+  /// Copies from device memory to [position, position + bytes). @throws out_of_memory, std::bad_alloc,
+  /// cuda_error
   void save(std::size_t position, void const* from, std::size_t bytes) {
     auto const* source = static_cast<unsigned char const*>(from);
     for_each_part(position, bytes, [&](void* part, std::size_t count) {
@@ -100,9 +103,11 @@ class host_copy {
   }
 
  private:
-  /// Small enough that no large contiguous allocation is needed; while one is allocated, the copies to the one before it run.
+  /// Small enough that no large contiguous allocation is needed; while one is allocated, the copies to the
+  /// one before it run.
   static constexpr std::size_t chunk_bytes = 256_MiB;
-  /// Handles are given back while later ones are copied: what is left after the last copy is a part in most_marks.
+  /// Handles are given back while later ones are copied: what is left after the last copy is a part in
+  /// most_marks.
   static constexpr std::size_t most_marks = 32;
 
   struct chunk {
@@ -119,8 +124,8 @@ class host_copy {
     if (status const s = driver_.copy(stream_->get(), to, from, bytes); !s.ok())
       throw cuda_error(s, driver_.device().value);
   }
-  /// Marks the end of the copies of all bytes before `position`, where at least a part of all bytes was enqueued since the last mark.
-  /// Does nothing if the driver refuses.
+  /// Marks the end of the copies of all bytes before `position`, where at least a part of all bytes was
+  /// enqueued since the last mark. Does nothing if the driver refuses.
   void mark(std::size_t position) noexcept {
     std::size_t const last = mark_count_ != 0 ? marks_[mark_count_ - 1].position : 0;
     if (mark_count_ == most_marks || position - last < bytes_ / most_marks) return;

@@ -11,13 +11,14 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Whether the address and the contents of a range are kept. Of what captures received free ranges are kept, too, since their graphs
-/// use them.
+/// Whether the address and the contents of a range are kept. Of what captures received free ranges are kept,
+/// too, since their graphs use them.
 [[nodiscard]] inline bool is_kept(arena const& a, range const& node) noexcept {
   return node.state == range_state::live || (node.state == range_state::free && a.keeps_address(node));
 }
 
-/// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the handle)
+/// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the
+/// handle)
 template <class F>
 void for_each_kept(arena const& a, physical const& handle, F&& f) {
   std::uintptr_t const handle_end = handle.home + handle.bytes;

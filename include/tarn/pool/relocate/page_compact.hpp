@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Compaction of a growth by pages: a handle that is only partly in use is replaced by smaller ones, at the same addresses.
+// Compaction of a growth by pages: a handle that is only partly in use is replaced by smaller ones, at the
+// same addresses.
 //
 //   home   | live | free      free | live |          one handle
 //   after  | live |      hole      | live |          two handles; what is not a whole free granule stays
 //
-// Per handle: create the new handles, map them at a temporary address, copy, unmap the old one from its home and its views, map
-// the new ones there. The old handle is destroyed last, so that it can be mapped again if a call fails. If mapping it fails as
-// well, it is left unmapped and the pool must fall asleep, until wake() can map it.
+// Per handle: create the new handles, map them at a temporary address, copy, unmap the old one from its home
+// and its views, map the new ones there. The old handle is destroyed last, so that it can be mapped again if
+// a call fails. If mapping it fails as well, it is left unmapped and the pool must fall asleep, until wake()
+// can map it.
 
 #include <cstddef>
 #include <cstdint>
@@ -37,10 +39,11 @@ class page_compact {
                page_views<Source>& views)
       : source_(source), counters_(counters), map_(map), addresses_(space), views_(views) {}
 
-  /// Gives back all granules without live bytes whose work is complete. A handle for which the driver has no memory or no
-  /// addresses left stays as it is.
+  /// Gives back all granules without live bytes whose work is complete. A handle for which the driver has no
+  /// memory or no addresses left stays as it is.
   /// @throws cuda_error, std::bad_alloc  contents and addresses are kept; handles done before stay compacted
-  /// @throws out_of_memory               only if take_unmapped(): the driver could not map a handle that it had unmapped
+  /// @throws out_of_memory               only if take_unmapped(): the driver could not map a handle that it
+  /// had unmapped
   void compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream) {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes == 0 || map_[h].pins != 0) continue;
@@ -238,7 +241,8 @@ class page_compact {
       at = end;
     }
   }
-  /// Puts the free ranges of a new handle into their indexes again: what counts as split depends on the handles.
+  /// Puts the free ranges of a new handle into their indexes again: what counts as split depends on the
+  /// handles.
   static void count_again(arena& a, std::uintptr_t address, std::size_t bytes) {
     for (std::uintptr_t at = address; at < address + bytes;) {
       range_ref r = a.starts.find(a.ranges, at);

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A growth by pages that sleeps: its physical memory is given back, its addresses, sizes and views are kept. Each direction has a
-// step that can fail and changes nothing if it does, and a step that cannot fail, so that a pool and its graph memories fall
-// asleep and wake together or not at all.
+// A growth by pages that sleeps: its physical memory is given back, its addresses, sizes and views are kept.
+// Each direction has a step that can fail and changes nothing if it does, and a step that cannot fail, so
+// that a pool and its graph memories fall asleep and wake together or not at all.
 //
 //   sleep   save()      enqueues the copies of kept contents to the host
 //           release()   unmaps the views; for each handle, waits for its copy, unmaps its home and destroys it
 //   wake    restore()   for each handle, creates it, maps its home and enqueues the copy back; maps the views; waits for the copies
 //           keep()      frees the copy on the host; or release() again, which leaves the copy as it was
 //
-// If compact() can map a handle neither new nor old, unmap() leaves all handles created and maps none: restore() maps them.
+// If compact() can map a handle neither new nor old, unmap() leaves all handles created and maps none:
+// restore() maps them.
 //
-// Per handle on an H200: sleep about 35 us, wake 45 us, and 20 us for each view that shows it. The driver makes and destroys
-// handles while it copies others, so that with kept contents these times are hidden behind the copies.
+// Per handle on an H200: sleep about 35 us, wake 45 us, and 20 us for each view that shows it. The driver
+// makes and destroys handles while it copies others, so that with kept contents these times are hidden behind
+// the copies.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +35,8 @@
 namespace TARN_NAMESPACE::detail {
 
 /// Meanwhile nothing allocates from the pool, so no handle is created or taken, and other threads only
-/// free blocks: a stretch that was found live may be free later, which makes its copy superfluous and never wrong.
+/// free blocks: a stretch that was found live may be free later, which makes its copy superfluous and never
+/// wrong.
 template <page_source Source>
 class page_sleep {
  public:
@@ -48,8 +51,8 @@ class page_sleep {
         views_(views),
         copy_(source.driver()) {}
 
-  /// Enqueues copies of kept contents to the host, for release() or forget(). No work on the device uses the memory until wake()
-  /// returns.
+  /// Enqueues copies of kept contents to the host, for release() or forget(). No work on the device uses the
+  /// memory until wake() returns.
   /// @throws out_of_memory               pinned memory is lacking; nothing has changed
   /// @throws cuda_error, std::bad_alloc  nothing has changed
   void save(growth_lock const&, arena const& a, may_release hot, contents const where) {
@@ -67,8 +70,9 @@ class page_sleep {
     if (kept != 0) copy_all(found, kept);
     saved_.swap(found);
   }
-  /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so. If the
-  /// driver does not report that a copy is complete, its handle and the later ones stay mapped.
+  /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap()
+  /// kept stay so. If the driver does not report that a copy is complete, its handle and the later ones stay
+  /// mapped.
   std::size_t release(growth_lock const& growing) noexcept {
     if (keeps_handles_) {
       unmap(growing);
@@ -135,7 +139,8 @@ class page_sleep {
     copies_may_run_ = !done.ok();
     return done;
   }
-  /// The same, before anything is destroyed or mapped again. @throws cuda_error  they may still run; nothing has changed
+  /// The same, before anything is destroyed or mapped again. @throws cuda_error  they may still run; nothing
+  /// has changed
   void require_finished_copies(growth_lock const& growing, may_release hot) {
     if (!copies_may_run_) return;
     unlocked const open(hot);
@@ -150,7 +155,8 @@ class page_sleep {
     sequence<stretch>().swap(saved_);
   }
 
-  /// Unmaps and destroys a handle that is in no view, as far as it is mapped and created; returns the bytes given back.
+  /// Unmaps and destroys a handle that is in no view, as far as it is mapped and created; returns the bytes
+  /// given back.
   std::size_t destroy(growth_lock const& growing, handle_ref h) noexcept {
     physical const p = map_[h];
     if (p.state == backing::mapped) unmap_home(p);

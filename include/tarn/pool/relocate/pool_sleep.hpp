@@ -86,14 +86,15 @@ class pool_sleep {
   }
 
  private:
-  /// Calls f with the pages. Blocks cannot be given back and keep their addresses: under a tool, the pool sleeps and keeps its memory. On
-  /// a device without pages, the pool refuses to sleep.
+  /// Calls f with the pages. Blocks cannot be given back and keep their addresses: under a tool, the pool
+  /// sleeps and keeps its memory. On a device without pages, the pool refuses to sleep.
   template <class Result = void, class F>
   Result of_pages(growth_lock const& growing, F const& f) {
     return heap_.growth(growing).template visit_pages<Result>(f);
   }
 
-  /// Step 1 of sleep(): all that can fail. Returns the bytes given back; after an exception call cancel_sleep().
+  /// Step 1 of sleep(): all that can fail. Returns the bytes given back; after an exception call
+  /// cancel_sleep().
   std::size_t prepare_sleep(growth_lock const& growing, contents where) {
     refuse_allocations(growing);
     end_quarantine(heap_);

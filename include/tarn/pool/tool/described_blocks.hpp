@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined for a while
-// (description.hpp). Not called without a tool.
+// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined
+// for a while (description.hpp). Not called without a tool.
 
 #include <cstddef>
 #include <cstdint>

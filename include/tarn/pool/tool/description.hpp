@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a pool reports to a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
+// What a pool reports to a tool that watches memory (compute-sanitizer, the simulated one): which bytes are
+// handed out.
 //
-// Without a tool this costs one byte, read when a call reaches the arena. With a tool the pool behaves differently: it uses
-// whole blocks of the driver, also in place of pages and of cudaMallocAsync's memory, which tools refuse; it has no magazines;
-// an unowned guard of `guard_bytes` follows every block; a freed block is waited for on its stream, stops being a region, and
-// is quarantined for a while. So an access past the requested size, before it, or after the free is outside every region:
+// Without a tool this costs one byte, read when a call reaches the arena. With a tool the pool behaves
+// differently: it uses whole blocks of the driver, also in place of pages and of cudaMallocAsync's memory,
+// which tools refuse; it has no magazines; an unowned guard of `guard_bytes` follows every block; a freed
+// block is waited for on its stream, stops being a region, and is quarantined for a while. So an access past
+// the requested size, before it, or after the free is outside every region:
 //
 //   heap     |--------------------------- one segment -------------------------|
 //   regions   [ asked ]          [ asked ]                    [ asked ]
@@ -33,17 +35,18 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide requires no
-/// distance; with this one, an overrun by one thread block of words does not reach the next block.
+/// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide
+/// requires no distance; with this one, an overrun by one thread block of words does not reach the next
+/// block.
 inline constexpr std::size_t guard_bytes = 256;
 
-/// Bounds of the quarantine, in blocks and in bytes. If the driver has no more memory, all quarantined blocks return to the
-/// heap.
+/// Bounds of the quarantine, in blocks and in bytes. If the driver has no more memory, all quarantined blocks
+/// return to the heap.
 inline constexpr std::size_t quarantine_blocks = 1024;
 inline constexpr std::size_t quarantine_bytes = 256_MiB;
 
-/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its own blocks, and
-/// over memory that a tool refuses.
+/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its
+/// own blocks, and over memory that a tool refuses.
 template <class Layer>
 constexpr bool gives_heaps() noexcept {
   return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
@@ -51,14 +54,16 @@ constexpr bool gives_heaps() noexcept {
   });
 }
 
-/// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
+/// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be
+/// heaps.
 template <class Source>
 inline constexpr bool is_describable =
     describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
     !has_property<Source, host_accessible> &&
     (has_plain_blocks<Source> || gives_heaps<layer_behind<Source>>());
 
-/// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are lost.
+/// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are
+/// lost.
 template <describing_driver Driver>
 class description {
  public:
@@ -125,8 +130,8 @@ class description {
     forget_left(address(p), bytes);
     if (heap const* const h = heap_of(address(p)); h != nullptr) tool_.register_region(h->handle, p, bytes);
   }
-  /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is no longer live,
-  /// but still a region.
+  /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is
+  /// no longer live, but still a region.
   std::size_t take_back(void* p, std::size_t bytes) noexcept {
     std::lock_guard const guard(mutex_);
     std::size_t const asked = live_.find(address(p));
@@ -144,8 +149,8 @@ class description {
     std::lock_guard const guard(mutex_);
     if (!is_left(address(p))) end_region(address(p));
   }
-  /// Waits for the stream of a block that is deferred; does nothing if the block is not live or has another size, which is
-  /// reported later.
+  /// Waits for the stream of a block that is deferred; does nothing if the block is not live or has another
+  /// size, which is reported later.
   void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
     {
       std::lock_guard const guard(mutex_);
@@ -154,8 +159,8 @@ class description {
     wait_for(p, bytes, stream);
   }
 
-  /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If `fits()` is
-  /// false, there never will be room.
+  /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If
+  /// `fits()` is false, there never will be room.
   [[nodiscard]] bool keep(freed_block const& b) noexcept {
     std::lock_guard const guard(mutex_);
     if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
@@ -197,9 +202,9 @@ class description {
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
-  /// Waits for the stream's work on a live block. During a capture of the stream that is impossible, and the graph may still
-  /// run: the region then stays until its bytes are handed out again. If the stream may be destroyed, its handle is not
-  /// queried: waits for the whole device's work.
+  /// Waits for the stream's work on a live block. During a capture of the stream that is impossible, and the
+  /// graph may still run: the region then stays until its bytes are handed out again. If the stream may be
+  /// destroyed, its handle is not queried: waits for the whole device's work.
   void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
     if (life_of(driver_, stream) != stream_life::alive) {
       if (is_of_capture(wait_for_all_work(driver_))) leave(p, bytes);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #pragma GCC system_header
-// The library's list of other pools, which counts how often a pool asks them. Precedes the library in the include path.
+// The library's list of other pools, which counts how often a pool asks them. Precedes the library in the
+// include path.
 
 #define other_pools plain_other_pools
 #include_next "tarn/pool/other_pools.hpp"
