@@ -14,7 +14,6 @@
 #include "tarn/report/by_tag.hpp"
 #include "tarn/report/explain_memory.hpp"
 #include "tarn/report/line_profile.hpp"
-#include "tarn/report/line_profile_table.hpp"
 #include "tarn/report/save_snapshot.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/report/timeline_html.hpp"

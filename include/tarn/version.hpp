@@ -9,4 +9,4 @@
 // `namespace tarn` suffices to use it.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_da098549
+#define TARN_NAMESPACE tarn::inline v0_2_0_e18ae2dd

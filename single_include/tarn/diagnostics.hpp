@@ -542,14 +542,24 @@ template <class Clock>
 }
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/debug/call_stack.hpp
-// Call stacks as a hook: the program chooses how to walk the stack and how to name a frame.
-// debug/backtrace.hpp provides glibc's.
+// ---- tarn/debug/history_log.hpp
+// The records of `with_history`: live blocks, the latest events, and the bytes of each tag.
 
 #include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+
+// ---- tarn/debug/location_table.hpp
+// The locations that calls came from, each stored once and identified by a number.
+
+#include <cstddef>
+#include <cstdint>
 
 // ---- tarn/debug/memory_history.hpp
-// A copy of what a `with_history` layer recorded, at one moment: plain data for reports.
+// A copy of what a `with_history` layer recorded, at one moment: plain data for reports. Call stacks come
+// from a hook: the program chooses how to walk the stack and how to name a frame. debug/backtrace.hpp
+// provides glibc's.
 
 #include <cstddef>
 #include <cstdint>
@@ -620,10 +630,6 @@ struct memory_history {
   std::vector<std::vector<history_frame>> locations;  ///< innermost frame first; locations[0] is empty
 };
 
-}  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE {
-
 /// How call stacks are captured and, much later, named. Both functions are called from any thread and must
 /// not allocate from the memory that is watched. An exception from `capture` ends the program; one from
 /// `name` propagates from record().
@@ -639,19 +645,6 @@ struct stack_hooks {
 inline constexpr std::size_t stack_depth = 32;
 
 }  // namespace TARN_NAMESPACE
-// ---- tarn/debug/history_log.hpp
-// The records of `with_history`: live blocks, the latest events, and the bytes of each tag.
-
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <new>
-
-// ---- tarn/debug/location_table.hpp
-// The locations that calls came from, each stored once and identified by a number.
-
-#include <cstddef>
-#include <cstdint>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -972,8 +965,8 @@ struct with_history {
   /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start,
   /// steady from then on.
   std::uint64_t (*clock)() = nullptr;
-  std::size_t locations =
-      65'536;  ///< distinct lines, or stacks, that are stored; further ones have no location
+  /// distinct lines, or stacks, that are stored; further ones have no location
+  std::size_t locations = 65'536;
 
   template <class Upstream>
   using layer = with_history_layer<Upstream>;
@@ -1402,8 +1395,8 @@ struct pool_share {
 
 /// One row of the table.
 struct memory_row {
-  int depth =
-      0;  ///< 0: the total; 1: its parts, which add up to it; 2: parts of this process; 3: parts of a pool
+  /// 0: the total; 1: its parts, which add up to it; 2: parts of this process; 3: parts of a pool
+  int depth = 0;
   std::string name;
   std::optional<std::int64_t> bytes;  ///< none: unknown
   std::string how;                    ///< source of the figure, unless it is a plain count
@@ -1427,8 +1420,8 @@ struct memory_explanation {
       other_allocations;               ///< part of outside_pools: the rest, including modules loaded later
   std::vector<pool_share> pools;       ///< in the device's memory
   std::vector<pool_share> host_pools;  ///< in host or managed memory: not part of the sum
-  std::size_t other_pools =
-      0;  ///< reserved by pools of this process on the device that are not among `pools`
+  /// reserved by pools of this process on the device that are not among `pools`
+  std::size_t other_pools = 0;
   std::size_t other_pool_count = 0;
   std::string gap;  ///< why processes are unknown; empty if they are known
 
@@ -1802,12 +1795,20 @@ template <class... Subjects>
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/report/line_profile.hpp
-// The line profile: what each marked source line does to memory, as memory_profiler does for Python.
+// The line profile: what each marked source line does to memory, as memory_profiler does for Python, and its
+// table in source order, as line profilers print it.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <map>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace TARN_NAMESPACE {
 
@@ -1923,17 +1924,6 @@ inline void reset_line_profile() {
 #define TARN_PROFILE_EXPRESSION(memory, ...) ((void)::tarn::line_profile_scope{memory}, __VA_ARGS__)
 #define TARN_PROFILE_NAME(prefix, line) TARN_PROFILE_NAME_OF(prefix, line)
 #define TARN_PROFILE_NAME_OF(prefix, line) prefix##line
-// ---- tarn/report/line_profile_table.hpp
-// line_profile_table: the profiled lines as a table in source order, as line profilers print them.
-
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <fstream>
-#include <map>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace TARN_NAMESPACE {
 
@@ -2232,8 +2222,8 @@ struct snapshot_block {
   std::uint32_t tag = 0;       ///< index into snapshot::tags
   std::uint32_t location = 0;  ///< index into snapshot::locations
   std::uint64_t time_ns = 0;   ///< of the allocation, since snapshot::started_ns
-  std::uint64_t graph_memory =
-      0;  ///< that a block is deferred for which a capture freed, counted from 1; 0 if none
+  /// that a block is deferred for which a capture freed, counted from 1; 0 if none
+  std::uint64_t graph_memory = 0;
 };
 
 enum class segment_kind : std::uint8_t {
@@ -2671,8 +2661,8 @@ class viewer_history {
  private:
   struct block {
     std::size_t bytes = 0;
-    snapshot_segment const* own =
-        nullptr;            ///< the segment of which it is the only block, and that is added with it
+    /// the segment of which it is the only block, and that is added with it
+    snapshot_segment const* own = nullptr;
     bool has_own = false;   ///< a segment was created for it
     bool deferred = false;  ///< and its free is not undone yet
   };
@@ -4102,6 +4092,10 @@ void save_snapshot(Resource memory, std::string const& path,
 //            shape << 3 | gap << 2 | use, the size of the gap before it, if any, and the time difference
 //
 // Addresses are relative to the lowest one, in units of their common alignment; 0 means none.
+//
+// Encodes numbers for the page: LEB128 (seven bits per byte, low bits first, the top bit set if more bytes
+// follow) in base64, which is plain text in HTML. An event takes 4 to 8 characters; as JSON it would take
+// 100.
 
 #include <algorithm>
 #include <bit>
@@ -4109,18 +4103,9 @@ void save_snapshot(Resource memory, std::string const& path,
 #include <cstdint>
 #include <functional>
 #include <ostream>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
-
-// ---- tarn/report/html_numbers.hpp
-// Encodes numbers for the page: LEB128 (seven bits per byte, low bits first, the top bit set if more bytes
-// follow) in base64, which is plain text in HTML. An event takes 4 to 8 characters; as JSON it would take
-// 100.
-
-#include <cstddef>
-#include <cstdint>
-#include <ostream>
-#include <string_view>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -4172,10 +4157,6 @@ class html_numbers {
   std::size_t size_ = 0;
   char text_[4096]{};
 };
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE::detail {
 
 /// The properties that many blocks have in common.
 struct html_shape {

@@ -77,13 +77,25 @@ class unique_descriptor {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/sharing/sharing_error.hpp
-// sharing_error: why memory could not be shared with another process.
+// sharing_error: why memory could not be shared with another process. sharing_timeout: how long calls wait
+// for that process.
 
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string_view>
 
 namespace TARN_NAMESPACE {
+
+/// How long one step of the other process may take.
+inline constexpr std::chrono::milliseconds default_sharing_timeout{30'000};
+
+namespace detail {
+
+/// A longer limit counts as this one, which can be added to the time of any clock.
+inline constexpr std::chrono::milliseconds longest_wait = std::chrono::hours(24 * 365);
+
+}  // namespace detail
 
 /// Why memory could not be shared.
 enum class sharing_failure : std::uint8_t {
@@ -450,24 +462,6 @@ class [[nodiscard]] page_pin {
 #include <chrono>
 #include <thread>
 #include <utility>
-
-// ---- tarn/sharing/sharing_timeout.hpp
-// How long calls wait for another process.
-
-#include <chrono>
-
-namespace TARN_NAMESPACE {
-
-/// How long one step of the other process may take.
-inline constexpr std::chrono::milliseconds default_sharing_timeout{30'000};
-
-namespace detail {
-
-/// A longer limit counts as this one, which can be added to the time of any clock.
-inline constexpr std::chrono::milliseconds longest_wait = std::chrono::hours(24 * 365);
-
-}  // namespace detail
-}  // namespace TARN_NAMESPACE
 
 namespace TARN_NAMESPACE {
 

@@ -1222,8 +1222,8 @@ struct sim_costs {
   double on_device_rate = 2'000;
   double fill_rate = 4'000;
   double pinned_rate = 53;  ///< host to device or back, chunks of 4 MiB
-  double peer_rate =
-      450;  ///< between devices with peer access: one direction of NVLink 4, from its data sheet
+  /// between devices with peer access: one direction of NVLink 4, from its data sheet
+  double peer_rate = 450;
   double staged_rate = 25;  ///< between devices without it, through the host: half of pinned_rate; estimated
   double pageable_rate = 8.4;
 
@@ -1420,15 +1420,8 @@ namespace TARN_NAMESPACE::detail {
 // ---- tarn/core/small_float.hpp
 #ifndef TARN_SINGLE_CORE_SMALL_FLOAT_HPP
 #define TARN_SINGLE_CORE_SMALL_FLOAT_HPP
-// float16, bfloat16, float8_e4m3, float8_e5m2: storage types for numbers, without arithmetic.
-
-#include <type_traits>
-
-// ---- tarn/core/float_format.hpp
-#ifndef TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
-#define TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
-// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to
-// a narrower format, and exact widening.
+// float16, bfloat16, float8_e4m3, float8_e5m2: storage types for numbers, without arithmetic. The conversions
+// work on bit patterns: rounding to nearest even to a narrower format, and exact widening.
 
 #include <cstdint>
 #include <type_traits>
@@ -1557,10 +1550,6 @@ template <class From>
 }
 
 }  // namespace detail
-}  // namespace TARN_NAMESPACE
-#endif  // TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
-
-namespace TARN_NAMESPACE {
 
 /// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format
 /// (__half,
@@ -1715,20 +1704,15 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 }  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_CORE_ELEMENT_HPP
 // ---- tarn/driver/sim/sim_work.hpp
-// Operations of simulated streams: kernels, copies and fills, with the bytes that each accesses.
+// Operations of simulated streams: kernels, copies and fills, with the bytes that each reads or writes.
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <utility>
 #include <vector>
-
-// ---- tarn/driver/sim/sim_access.hpp
-// Bytes that work of the simulated GPU reads or writes.
-
-#include <cstddef>
-#include <cstdint>
 
 namespace TARN_NAMESPACE {
 

@@ -45,7 +45,7 @@
 // `namespace tarn` suffices to use it.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_da098549
+#define TARN_NAMESPACE tarn::inline v0_2_0_e18ae2dd
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -518,13 +518,27 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call
 #include <stdexcept>
 #include <string_view>
 
-// ---- tarn/core/text_prefix.hpp
-// Truncates text to a number of bytes without splitting a UTF-8 character.
+// ---- tarn/core/text.hpp
+// Text: concatenation, and truncation to a number of bytes without splitting a UTF-8 character.
 
 #include <cstddef>
+#include <initializer_list>
+#include <string>
 #include <string_view>
 
 namespace TARN_NAMESPACE::detail {
+
+/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" +
+/// std::string(...)`: g++ 12 inlines that operator and then warns in the user's program (-Wrestrict), at -O2
+/// and above. @throws std::bad_alloc
+[[nodiscard]] inline std::string concat(std::initializer_list<std::string_view> parts) {
+  std::size_t size = 0;
+  for (std::string_view const part : parts) size += part.size();
+  std::string out;
+  out.reserve(size);
+  for (std::string_view const part : parts) out += part;
+  return out;
+}
 
 /// Returns true for a UTF-8 continuation byte.
 [[nodiscard]] constexpr bool continues_character(char c) noexcept {
@@ -680,8 +694,8 @@ struct memory_report {
   std::size_t limit = unknown;               ///< the limit that refused, if one did
   std::size_t limit_used = unknown;          ///< bytes that all users of that limit hold
   std::size_t headroom = unknown;            ///< the headroom that refused, if one did
-  std::size_t lacking =
-      unknown;  ///< bytes that must become free first, on the device or under `limit`, if wake() refused
+  /// bytes that must become free first, on the device or under `limit`, if wake() refused
+  std::size_t lacking = unknown;
   char const* refused_by = "the device";  ///< which layer refused: "limited", "the device", ...; static
   char const* call = nullptr;             ///< the driver call that failed, if one did; static storage
   char const* reason = nullptr;    ///< why it failed, as a source of the user's reports it; static storage
@@ -941,20 +955,6 @@ constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_
 }
 
 }  // namespace TARN_NAMESPACE
-// ---- tarn/core/device.hpp
-// The device ordinal as a type.
-
-namespace TARN_NAMESPACE {
-
-/// A device by its ordinal, as cudaSetDevice numbers them.
-struct device_id {
-  int value = 0;
-  constexpr device_id() noexcept = default;
-  constexpr device_id(int ordinal) noexcept : value(ordinal) {}  // NOLINT: an ordinal is a device
-  friend constexpr bool operator==(device_id, device_id) noexcept = default;
-};
-
-}  // namespace TARN_NAMESPACE
 // ---- tarn/core/min_max.hpp
 // min_of and max_of for sizes and counts, without the header algorithm, which costs a compiler 40 ms.
 
@@ -1019,11 +1019,24 @@ inline constexpr bool has_property = Resource::properties::template has<Tag>;
 #include <cstdint>
 
 // ---- tarn/core/stream.hpp
-// A non-owning reference to a stream: the driver's handle and, if known, the stream's identity.
+// A non-owning reference to a stream: the driver's handle and, if known, the stream's identity. And the
+// device ordinal as a type.
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+
+namespace TARN_NAMESPACE {
+
+/// A device by its ordinal, as cudaSetDevice numbers them.
+struct device_id {
+  int value = 0;
+  constexpr device_id() noexcept = default;
+  constexpr device_id(int ordinal) noexcept : value(ordinal) {}  // NOLINT: an ordinal is a device
+  friend constexpr bool operator==(device_id, device_id) noexcept = default;
+};
+
+}  // namespace TARN_NAMESPACE
 
 struct CUstream_st;
 
@@ -2320,12 +2333,534 @@ template <stream_driver Driver>
 #include <cstddef>
 
 // ---- tarn/source/refusal.hpp
-// Turns a failed driver call of a source into the error that a caller can act on.
+// Turns a failed driver call of a source into the error that a caller can act on. Also whether a page source
+// has pages: devices without virtual memory management (many virtual GPUs) have none, and what needs pages is
+// refused there.
 
 #include <concepts>
 #include <cstddef>
 #include <string_view>
 
+// ---- tarn/core/layers.hpp
+// How a stack is walked: from the top down to the layer that accepts a call, or through all of its layers.
+//
+// | a layer that           | says                                                                                            |
+// |------------------------|-------------------------------------------------------------------------------------------------|
+// | stands on another one  | upstream()                                                                                      |
+// | routes to several      | `using routes = routes_to<Upstream, Other>`; with_routes(f), which returns f(upstream(), other_); |
+// |                        | route_of(p): the index of the resource that an address belongs to                               |
+//
+// A call is a function object that accepts each layer that has the call. A layer that has it is asked,
+// otherwise the one below. How it crosses a layer that routes, the call says: `crosses`. All calls of pools
+// are in core/pool_call.hpp.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/core/attribution.hpp
+// What an allocation is attributed to in reports: the line of the user's call, and a tag if one was given.
+
+#include <cstdint>
+
+namespace TARN_NAMESPACE {
+
+class tag;
+
+/// The last parameter of every call that allocates: `attribution from = attribution::current()`. A call
+/// without it is attributed to its own line. With a tag, `make_device_buffer<float>(memory, n, stream,
+/// tarn::tag("weights"))`, it is attributed to its line and the tag.
+struct attribution {
+  source_location where;
+  std::uint32_t tag_id = 0;  ///< of the tag that was given; 0: none
+
+  constexpr attribution() noexcept = default;
+  constexpr attribution(source_location at) noexcept : where(at) {}
+  /// Defined in core/tag.
+  attribution(tag const& name, source_location at = source_location::current()) noexcept;
+
+  [[nodiscard]] static constexpr attribution current(
+      source_location at = source_location::current()) noexcept {
+    return at;
+  }
+};
+
+}  // namespace TARN_NAMESPACE
+// ---- tarn/core/location_scope.hpp
+// The place in the user's source that an allocation is attributed to, across all policies and owners in
+// between. Only stacks with a layer that records places (debug/checked, logged, with_history) use it; for all
+// others it is an empty type.
+
+#include <cstdint>
+#include <type_traits>
+
+// ---- tarn/core/scope_chain.hpp
+// scope_chain: the live scopes of one kind on a thread, for scopes that set a per-thread value. Restoring the
+// previous value would be wrong when scopes do not end in reverse order; removing a scope from a chain is
+// correct in any order.
+
+// ---- tarn/core/misuse.hpp
+// The process-wide handler for misuse that cannot be thrown. Deallocation is noexcept, so it passes a
+// tarn::misuse to the handler.
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+namespace TARN_NAMESPACE {
+
+/// Called on misuse. If it returns, the block is leaked (never allocated again) and the program continues.
+using misuse_handler = void (*)(misuse const&);
+
+/// Prints the message to standard error and aborts: memory that was freed wrongly may already have another
+/// owner.
+inline void abort_on_misuse(misuse const& what) {
+  std::fprintf(stderr, "%s\n", what.what());
+  std::abort();
+}
+
+namespace detail {
+inline std::atomic<misuse_handler> current_misuse_handler{&abort_on_misuse};
+}
+
+/// Sets the process-wide handler; null restores abort_on_misuse. Returns the previous handler. Thread-safe.
+inline misuse_handler set_misuse_handler(misuse_handler handler) noexcept {
+  return detail::current_misuse_handler.exchange(handler != nullptr ? handler : &abort_on_misuse);
+}
+
+/// Calls the handler. An exception from the handler terminates the program, as in any noexcept function.
+inline void report_misuse(misuse const& what) noexcept {
+  detail::current_misuse_handler.load()(what);
+}
+
+namespace detail {
+/// Reports one of several findings that were made together: the default handler prints all of them before it
+/// ends the program.
+inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept {
+  if (!is_last && current_misuse_handler.load() == &abort_on_misuse) {
+    std::fprintf(stderr, "%s\n", what.what());
+  } else {
+    report_misuse(what);
+  }
+}
+
+/// Refuses a pointer where a call needs one that allocate() returned.
+[[noreturn]] inline void refuse_pointer(void const* p, char const* call) {
+  message<256> text;
+  text.add(call).add(" of ").add_hex(reinterpret_cast<std::uintptr_t>(p));
+  text.add(": no live block starts there; pass the pointer that allocate() returned");
+  throw misuse(misuse_kind::foreign_pointer, p, text.view());
+}
+}  // namespace detail
+
+}  // namespace TARN_NAMESPACE
+
+namespace TARN_NAMESPACE::detail {
+
+/// The live scopes of the calling thread, innermost first. Scope must have a member `Scope* outer_`, null
+/// before begin(), and declare the chain a friend. begin() and end() are O(1) for scopes that end in reverse
+/// order, and O(scopes) otherwise.
+template <class Scope>
+class scope_chain {
+ public:
+  /// Returns null if there is no live scope.
+  [[nodiscard]] static Scope* innermost() noexcept { return last_begun; }
+
+  static void begin(Scope& scope) noexcept {
+    scope.outer_ = last_begun;
+    last_begun = &scope;
+  }
+  /// Removes a scope. A scope of another thread cannot be removed: that is reported as misuse.
+  /// @param what  the kind of scope, for the message
+  /// @returns the next inner scope, null for the innermost one
+  TARN_ALWAYS_INLINE static Scope* end(Scope& scope, char const* what) noexcept {
+    if (last_begun != &scope) [[unlikely]]
+      return end_out_of_order(scope, what);
+    last_begun = scope.outer_;
+    return nullptr;
+  }
+
+ private:
+  TARN_NOINLINE static Scope* end_out_of_order(Scope& scope, char const* what) noexcept {
+    for (Scope* inner = last_begun; inner != nullptr; inner = inner->outer_) {
+      if (inner->outer_ != &scope) continue;
+      inner->outer_ = scope.outer_;
+      return inner;
+    }
+    message<160> text;
+    text.add(what).add(" ended on a thread that did not begin it; end it on the thread that began it");
+    report_misuse(misuse(misuse_kind::wrong_thread, &scope, text.view()));
+    return nullptr;
+  }
+
+  static inline thread_local constinit Scope* last_begun = nullptr;
+};
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE {
+
+/// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute
+/// every allocation that follows in the scope, including those of owners, to its line: `tarn::location_scope
+/// const here;`. A tag given with an inner place is kept unless an outer one has a tag. Scopes may end in any
+/// order, each on the thread that began it.
+class location_scope {
+ public:
+  explicit location_scope(attribution from = attribution::current()) noexcept : from_(from) {
+    chain::begin(*this);
+  }
+  location_scope(location_scope const&) = delete;
+  location_scope& operator=(location_scope const&) = delete;
+  ~location_scope() { (void)chain::end(*this, "location_scope"); }
+
+  /// Returns the location set by the outermost scope, or an empty one if there is none. O(scopes).
+  [[nodiscard]] static source_location current() noexcept {
+    location_scope const* const p = chain::innermost();
+    if (p == nullptr) return {};
+    if (p->outer_ != nullptr) [[unlikely]]
+      return p->of_several().where;
+    return p->from_.where;
+  }
+  /// Returns the tag number of current(); 0: none.
+  [[nodiscard]] static std::uint32_t current_tag_id() noexcept {
+    location_scope const* const p = chain::innermost();
+    if (p == nullptr) return 0;
+    if (p->outer_ != nullptr) [[unlikely]]
+      return p->of_several().tag_id;
+    return p->from_.tag_id;
+  }
+
+ private:
+  using chain = detail::scope_chain<location_scope>;
+  friend chain;
+
+  [[nodiscard]] TARN_NOINLINE attribution of_several() const noexcept {
+    location_scope const* p = this;
+    std::uint32_t tag_id = from_.tag_id;
+    while (p->outer_ != nullptr) {
+      p = p->outer_;
+      if (p->from_.tag_id != 0) tag_id = p->from_.tag_id;
+    }
+    attribution found = p->from_;
+    found.tag_id = tag_id;
+    return found;
+  }
+
+  attribution from_;
+  location_scope* outer_ = nullptr;
+};
+
+namespace detail {
+/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a
+/// location_scope around it does.
+[[nodiscard]] inline attribution unknown_place() noexcept {
+  return location_scope::current();
+}
+}  // namespace detail
+
+/// Replaces location_scope where no layer records places; does nothing.
+struct no_location_scope {
+  explicit constexpr no_location_scope(attribution const&) noexcept {}
+};
+
+}  // namespace TARN_NAMESPACE
+
+namespace TARN_NAMESPACE {
+
+template <class Layer>
+class shared_resource;
+
+/// Declared by a layer that routes calls to several resources below it, with all of them, in the order of
+/// with_routes(). The layer need not define the calls of pools: each says how it crosses such a layer.
+/// Another call ends there, since one of the resources would answer for all.
+template <class... Resources>
+struct routes_to {};
+
+/// How a call crosses a layer that routes to several resources. Those that the call does not reach are left
+/// out.
+enum class crossing : std::uint8_t {
+  each,  ///< all are asked; if one throws, call.undo(resource) is called for those before it, where the call
+         ///< has that
+  joined,  ///< likewise, and call.join(first, second) makes one answer of theirs
+  owner,   ///< the one that call.address() belongs to
+  itself   ///< call.across(resources...) does it
+};
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_shared = false;
+template <class Layer>
+inline constexpr bool is_shared<shared_resource<Layer>> = true;
+
+template <class Layer>
+concept stands_on_another = requires(Layer& layer) { layer.upstream(); };
+
+/// A layer whose blocks are pieces of those below it: a pool.
+template <class Layer>
+concept gives_pieces = Layer::hands_out_pieces;
+
+/// A layer with several resources below it.
+template <class Layer>
+concept routes_calls = requires { typename Layer::routes; };
+
+/// Returns the layer behind a handle; a source is a plain value and is its own layer.
+template <class Resource>
+constexpr auto& layer_of(Resource& resource) noexcept {
+  if constexpr (is_shared<std::remove_const_t<Resource>>) {
+    return resource.layer();
+  } else {
+    return resource;
+  }
+}
+
+/// The type of the layer behind a handle, and of the one below a layer.
+template <class Resource>
+using layer_behind = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
+template <class Layer>
+using layer_below = std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>;
+
+/// A call that passes a layer that routes to several resources.
+template <class Call>
+concept crosses_routes = requires { Call::crosses; };
+/// A call that a pool answers for the pools below it: they lend it the memory that the call is about.
+template <class Call>
+concept ends_at_pools = requires { requires Call::ends_at_pools; };
+
+template <class Layer, class Call>
+constexpr bool can_reach() noexcept;
+template <class Call, class... Resources>
+constexpr bool any_can_reach(routes_to<Resources...>) noexcept {
+  return (can_reach<layer_behind<Resources>, Call>() || ...);
+}
+template <class Layer, class Call>
+constexpr bool can_reach() noexcept {
+  if constexpr (std::invocable<Call const&, Layer&>) {
+    return true;
+  } else if constexpr (routes_calls<Layer>) {
+    if constexpr (crosses_routes<Call>) return any_can_reach<Call>(typename Layer::routes{});
+    return false;
+  } else if constexpr (stands_on_another<Layer> && !(gives_pieces<Layer> && ends_at_pools<Call>)) {
+    return can_reach<layer_below<Layer>, Call>();
+  } else {
+    return false;
+  }
+}
+
+}  // namespace detail
+
+/// True if `call` accepts the resource's layer or one below it.
+template <class Resource, class Call>
+inline constexpr bool reachable = detail::can_reach<detail::layer_behind<Resource>, Call>();
+
+template <class Resource, class Call>
+  requires reachable<Resource, Call>
+decltype(auto) nearest(Resource& resource, Call const& call);
+
+namespace detail {
+
+/// Calls next(); if it throws, undoes what `call` did to `resource`.
+template <class Call, class Resource, class Next>
+decltype(auto) or_undo(Call const& call, Resource& resource, Next const& next) {
+  if constexpr (requires { call.undo(resource); }) {
+    try {
+      return next();
+    } catch (...) {
+      call.undo(resource);
+      throw;
+    }
+  } else {
+    return next();
+  }
+}
+template <class Call, class First, class... Rest>
+decltype(auto) ask_each(Call const& call, First& first, Rest&... rest) {
+  if constexpr (!can_reach<layer_behind<First>, Call>()) {
+    return ask_each(call, rest...);
+  } else if constexpr (!(can_reach<layer_behind<Rest>, Call>() || ...)) {
+    return nearest(first, call);
+  } else if constexpr (Call::crosses == crossing::joined) {
+    auto answer = nearest(first, call);
+    auto others = or_undo(call, first, [&] { return ask_each(call, rest...); });
+    return call.join(std::move(answer), std::move(others));
+  } else {
+    nearest(first, call);
+    or_undo(call, first, [&] { ask_each(call, rest...); });
+  }
+}
+/// Asks the resource of index `route`; the last that has the call if it is not among them, which then refuses
+/// the address.
+template <class Call, class First, class... Rest>
+decltype(auto) ask_owner(Call const& call, std::size_t route, First& first, Rest&... rest) {
+  if constexpr (!can_reach<layer_behind<First>, Call>()) {
+    return ask_owner(call, route - 1, rest...);
+  } else if constexpr (!(can_reach<layer_behind<Rest>, Call>() || ...)) {
+    return nearest(first, call);
+  } else {
+    return route == 0 ? nearest(first, call) : ask_owner(call, route - 1, rest...);
+  }
+}
+template <class Layer, class Call>
+constexpr decltype(auto) reach(Layer& layer, Call const& call) {
+  if constexpr (std::invocable<Call const&, Layer&>) {
+    return call(layer);
+  } else if constexpr (routes_calls<Layer>) {
+    return layer.with_routes([&](auto&... resources) -> decltype(auto) {
+      if constexpr (Call::crosses == crossing::owner) {
+        return ask_owner(call, layer.route_of(call.address()), resources...);
+      } else if constexpr (Call::crosses == crossing::itself) {
+        return call.across(resources...);
+      } else {
+        return ask_each(call, resources...);
+      }
+    });
+  } else {
+    return reach(layer_of(layer.upstream()), call);
+  }
+}
+
+template <class Layer, class Test>
+constexpr bool any_layer(Test const& test) noexcept;
+template <class Test, class... Resources>
+constexpr bool any_layer_of(Test const& test, routes_to<Resources...>) noexcept {
+  return (any_layer<layer_behind<Resources>>(test) || ...);
+}
+/// Whether test(std::type_identity<Layer>{}) holds for a layer of the stack.
+template <class Layer, class Test>
+constexpr bool any_layer(Test const& test) noexcept {
+  if (test(std::type_identity<Layer>{})) return true;
+  if constexpr (routes_calls<Layer>) {
+    return any_layer_of(test, typename Layer::routes{});
+  } else if constexpr (stands_on_another<Layer>) {
+    return any_layer<layer_below<Layer>>(test);
+  } else {
+    return false;
+  }
+}
+/// Calls f(layer) for each layer, from the source up. Of a layer that routes, only upstream() is followed.
+template <class Layer, class F>
+constexpr void for_each_layer(Layer& layer, F const& f) {
+  if constexpr (stands_on_another<Layer>) for_each_layer(layer_of(layer.upstream()), f);
+  f(layer);
+}
+
+/// Whether a layer records the places of calls.
+template <class Layer>
+constexpr bool records_places() noexcept {
+  return any_layer<Layer>(
+      []<class L>(std::type_identity<L>) { return requires { requires L::records_places; }; });
+}
+/// Sets the place of the user's call, if a layer records it.
+template <class Resource>
+using location_of_call =
+    std::conditional_t<records_places<layer_behind<Resource>>(), location_scope, no_location_scope>;
+
+/// Runs an owner's part of the user's call: layers that record the places of calls record that one, and
+/// errors name it.
+template <class Resource, class Call>
+TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call const& call) {
+  [[maybe_unused]] location_of_call<Resource> const here(from);
+  return called_from(from.where, call);
+}
+
+/// A handle that can be empty.
+template <class Resource>
+concept has_empty_state = requires(Resource const& memory) {
+  Resource(nullptr);
+  static_cast<bool>(memory);
+};
+/// Whether an owner can be constructed without a resource: with an empty handle, or with a source, which is a
+/// plain value.
+template <class Resource>
+concept can_be_absent = has_empty_state<Resource> || std::default_initializable<Resource>;
+template <class Resource>
+inline constexpr bool is_nothrow_absent =
+    has_empty_state<Resource> || std::is_nothrow_default_constructible_v<Resource>;
+template <can_be_absent Resource>
+[[nodiscard]] Resource absent_resource() noexcept(is_nothrow_absent<Resource>) {
+  if constexpr (has_empty_state<Resource>) {
+    return Resource(nullptr);
+  } else {
+    return Resource();
+  }
+}
+/// Returns the resource of an owner. @throws misuse  it has none
+template <class Resource>
+TARN_ALWAYS_INLINE Resource& required(Resource& memory, source_location where = source_location::current()) {
+  if constexpr (has_empty_state<std::remove_const_t<Resource>>) {
+    if (!memory) {
+      throw at(where,
+               misuse(misuse_kind::no_resource, nullptr,
+                      "an owner without a resource cannot allocate, copy or order; assign one that has "
+                      "a resource, as make_device_buffer<T>(pool, count, stream) returns it"));
+    }
+  }
+  return memory;
+}
+
+/// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record
+/// places record that of a scope around it, or none.
+template <class Resource>
+void give_back(Resource& memory, stream_ref stream, void* p, std::size_t bytes,
+               std::size_t alignment) noexcept {
+  [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
+  memory.deallocate(stream, p, bytes, alignment);
+}
+template <class Resource>
+void give_back_sync(Resource& memory, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+  [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
+  memory.deallocate_sync(p, bytes, alignment);
+}
+
+/// Whether the device of a page source has pages; for nearest().
+struct has_pages_call {
+  template <class Layer>
+  constexpr auto operator()(Layer& layer) const noexcept -> decltype(static_cast<bool>(layer.has_pages())) {
+    return layer.has_pages();
+  }
+};
+
+/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a
+/// member of shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
+template <class Layer>
+constexpr bool allocates() noexcept {
+  if constexpr (has_allocate<Layer>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer>) {
+    return resource<typename Layer::upstream_type>;
+  } else {
+    return false;
+  }
+}
+
+}  // namespace detail
+
+/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of
+/// policies. Give a lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
+/// [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); })`. Only the calls of pool_call pass a
+/// layer that routes, such as fallback_to.
+template <class Resource, class Call>
+  requires reachable<Resource, Call>
+decltype(auto) nearest(Resource& resource, Call const& call) {
+  return detail::reach(detail::layer_of(resource), call);
+}
+
+namespace detail {
+/// The same, or `otherwise` if no layer has the call.
+template <class Resource, class Call, class Otherwise>
+constexpr auto nearest_or(Resource& resource, Call const& call, Otherwise const& otherwise) {
+  if constexpr (reachable<Resource, Call>) {
+    return nearest(resource, call);
+  } else {
+    return otherwise;
+  }
+}
+}  // namespace detail
+
+}  // namespace TARN_NAMESPACE
 // ---- tarn/driver/no_driver.hpp
 // The driver for plain host memory: no device, no streams; all work completes before the call returns.
 
@@ -2560,6 +3095,49 @@ static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver
 }  // namespace TARN_NAMESPACE
 
 namespace TARN_NAMESPACE::detail {
+
+/// Whether the device of a source has pages: the answer of the lowest layer that defines has_pages(), true if
+/// none does.
+template <class Source>
+[[nodiscard]] constexpr bool has_pages(Source const& source) noexcept {
+  if constexpr (reachable<Source const, has_pages_call>) {
+    return nearest(source, has_pages_call{});
+  } else {
+    return true;
+  }
+}
+
+/// The error of a call that needs pages. @param call  what was called, and why it is refused; static storage
+[[nodiscard]] constexpr status without_pages(char const* call) noexcept {
+  return unsupported_call(call);
+}
+
+/// Throws cuda_error of kind `unsupported` if the device has no pages.
+template <class Source>
+void require_pages(Source const& source, char const* call) {
+  if (!has_pages(source)) [[unlikely]]
+    throw cuda_error(without_pages(call), source.driver().device().value, source_location{});
+}
+
+inline constexpr char const* page_call_refused =
+    "a call of pages (no virtual memory management on this device; use cuda_malloc, or a pool over the "
+    "pages)";
+inline constexpr char const* no_pages_nor_blocks =
+    "page_granularity (no virtual memory management on this device; use cuda_malloc | pooled)";
+inline constexpr char const* layer_keeps_blocks =
+    "pooled (no virtual memory management on this device, and a layer below the pool passes no plain blocks "
+    "on; remove that "
+    "layer, or add allocate_plain and deallocate_plain to it)";
+inline constexpr char const* sharing_refused =
+    "accessible_from (no virtual memory management on this device; remove it: copies do not need it)";
+inline constexpr char const* sleep_refused =
+    "sleep (no virtual memory management on this device: the pool could not keep its addresses; use "
+    "empty_cache)";
+
+inline constexpr char const* segments_refused =
+    "segments_of or page_pin (the pool's memory is cudaMalloc blocks, since the device has no virtual memory "
+    "management or a memory "
+    "tool is attached: there are no handles to list)";
 
 /// Host memory of a device's driver, pinned or managed: what the device has does not bound it.
 template <class Memory>
@@ -2891,20 +3469,16 @@ class block_source {
 #include <cstring>
 
 // ---- tarn/driver/cuda_entry_points.hpp
-// Entry points of the CUDA driver library, found through the runtime. They are the calls that only the driver
-// library has (virtual memory management, contexts), or that it answers faster than the runtime (stream
-// identities). Nothing links to libcuda, and a program starts without an installed driver.
+// Entry points of the CUDA driver library, found through the runtime, and its error codes as tarn's failure
+// kinds. They are the calls that only the driver library has (virtual memory management, contexts), or that
+// it answers faster than the runtime (stream identities). Nothing links to libcuda, and a program starts
+// without an installed driver. The runtime and the driver use the same error numbers (since CUDA 10.1), so
+// one table serves both.
 
 #include <cuda.h>
-
+#include <cuda_runtime_api.h>
 #include <cstddef>
 #include <type_traits>
-
-// ---- tarn/driver/cuda_status.hpp
-// Maps CUDA's error codes to tarn's failure kinds. The runtime and the driver use the same numbers (since
-// CUDA 10.1), so one table serves both.
-
-#include <cuda_runtime_api.h>
 
 #if CUDART_VERSION < 12000
 #error "tarn needs CUDA 12 or later, or TARN_NO_CUDA"
@@ -2954,10 +3528,6 @@ namespace TARN_NAMESPACE::detail {
   if (code == cudaSuccess) return {failure::none, 0, "", call};
   return cuda_failed(code, call);
 }
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE::detail {
 
 /// The entry points and the result of looking them up. A call that this driver lacks is null; if `found` is a
 /// failure, all of them are.
@@ -3086,8 +3656,9 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/cuda_memory_tool.hpp
-// Memory tool notifications for one device, sent with that device current, because compute-sanitizer requires
-// it for heaps.
+// Memory tool notifications for one device, through NVTX's memory extension, which notifies tools such as
+// compute-sanitizer of sub-allocations. They are sent with that device current, because compute-sanitizer
+// requires it for heaps.
 
 #include <cstddef>
 
@@ -3203,8 +3774,6 @@ class beside_capture {
 };
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/driver/nvtx_memory.hpp
-// NVTX's memory extension, which notifies tools such as compute-sanitizer of sub-allocations.
 
 #if TARN_HAS_CUDA && defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExtMem.h>)
@@ -3335,10 +3904,6 @@ class nvtx_memory {
   void* domain_ = nullptr;
   bool present_ = false;  ///< a tool without domains returns a null domain
 };
-
-}  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE {
 
 /// nvtx_memory for one device; converts to false if no tool is attached. A value type.
 class cuda_memory_tool {
@@ -4086,8 +4651,8 @@ class basic_cuda_driver {
     });
   }
   status import_pages(page_export const& exported, page_handle& handle) const noexcept {
-    page_export copy =
-        exported;  // CUDA takes a fabric token by a pointer to non-const, and a descriptor in place of one
+    // CUDA takes a fabric token by a pointer to non-const, and a descriptor in place of one
+    page_export copy = exported;
     void* const from = copy.type == allocation_handle_type::fabric
                            ? static_cast<void*>(copy.fabric.data())
                            : reinterpret_cast<void*>(static_cast<std::intptr_t>(copy.descriptor));
@@ -4292,8 +4857,8 @@ class basic_cuda_driver {
   }
   // In cuda.h since 12.4.
   static constexpr int fabric_supported = 128;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
-  static constexpr auto fabric_handles =
-      static_cast<CUmemAllocationHandleType>(8);  // CU_MEM_HANDLE_TYPE_FABRIC
+  // CU_MEM_HANDLE_TYPE_FABRIC
+  static constexpr auto fabric_handles = static_cast<CUmemAllocationHandleType>(8);
   [[nodiscard]] static CUmemAllocationHandleType native(allocation_handle_type type) noexcept {
     switch (type) {
       case allocation_handle_type::posix_file_descriptor:
@@ -4474,577 +5039,6 @@ static_assert(resource<cuda_malloc>);
 #include <cstddef>
 #include <utility>
 
-// ---- tarn/source/missing_pages.hpp
-// Devices without virtual memory management (many virtual GPUs): whether a page source has pages there, and
-// the errors of what needs them.
-
-// ---- tarn/core/layers.hpp
-// How a stack is walked: from the top down to the layer that accepts a call, or through all of its layers.
-//
-// | a layer that           | says                                                                                            |
-// |------------------------|-------------------------------------------------------------------------------------------------|
-// | stands on another one  | upstream()                                                                                      |
-// | routes to several      | `using routes = routes_to<Upstream, Other>`; with_routes(f), which returns f(upstream(), other_); |
-// |                        | route_of(p): the index of the resource that an address belongs to                               |
-//
-// A call is a function object that accepts each layer that has the call. A layer that has it is asked,
-// otherwise the one below. How it crosses a layer that routes, the call says: `crosses`. All calls of pools
-// are in core/pool_call.hpp.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-#include <utility>
-
-// ---- tarn/core/attribution.hpp
-// What an allocation is attributed to in reports: the line of the user's call, and a tag if one was given.
-
-#include <cstdint>
-
-namespace TARN_NAMESPACE {
-
-class tag;
-
-/// The last parameter of every call that allocates: `attribution from = attribution::current()`. A call
-/// without it is attributed to its own line. With a tag, `make_device_buffer<float>(memory, n, stream,
-/// tarn::tag("weights"))`, it is attributed to its line and the tag.
-struct attribution {
-  source_location where;
-  std::uint32_t tag_id = 0;  ///< of the tag that was given; 0: none
-
-  constexpr attribution() noexcept = default;
-  constexpr attribution(source_location at) noexcept : where(at) {}
-  /// Defined in core/tag.
-  attribution(tag const& name, source_location at = source_location::current()) noexcept;
-
-  [[nodiscard]] static constexpr attribution current(
-      source_location at = source_location::current()) noexcept {
-    return at;
-  }
-};
-
-}  // namespace TARN_NAMESPACE
-// ---- tarn/core/location_scope.hpp
-// The place in the user's source that an allocation is attributed to, across all policies and owners in
-// between. Only stacks with a layer that records places (debug/checked, logged, with_history) use it; for all
-// others it is an empty type.
-
-#include <cstdint>
-#include <type_traits>
-
-// ---- tarn/core/scope_chain.hpp
-// scope_chain: the live scopes of one kind on a thread, for scopes that set a per-thread value. Restoring the
-// previous value would be wrong when scopes do not end in reverse order; removing a scope from a chain is
-// correct in any order.
-
-// ---- tarn/core/misuse.hpp
-// The process-wide handler for misuse that cannot be thrown. Deallocation is noexcept, so it passes a
-// tarn::misuse to the handler.
-
-#include <atomic>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-
-namespace TARN_NAMESPACE {
-
-/// Called on misuse. If it returns, the block is leaked (never allocated again) and the program continues.
-using misuse_handler = void (*)(misuse const&);
-
-/// Prints the message to standard error and aborts: memory that was freed wrongly may already have another
-/// owner.
-inline void abort_on_misuse(misuse const& what) {
-  std::fprintf(stderr, "%s\n", what.what());
-  std::abort();
-}
-
-namespace detail {
-inline std::atomic<misuse_handler> current_misuse_handler{&abort_on_misuse};
-}
-
-/// Sets the process-wide handler; null restores abort_on_misuse. Returns the previous handler. Thread-safe.
-inline misuse_handler set_misuse_handler(misuse_handler handler) noexcept {
-  return detail::current_misuse_handler.exchange(handler != nullptr ? handler : &abort_on_misuse);
-}
-
-/// Calls the handler. An exception from the handler terminates the program, as in any noexcept function.
-inline void report_misuse(misuse const& what) noexcept {
-  detail::current_misuse_handler.load()(what);
-}
-
-namespace detail {
-/// Reports one of several findings that were made together: the default handler prints all of them before it
-/// ends the program.
-inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept {
-  if (!is_last && current_misuse_handler.load() == &abort_on_misuse) {
-    std::fprintf(stderr, "%s\n", what.what());
-  } else {
-    report_misuse(what);
-  }
-}
-
-/// Refuses a pointer where a call needs one that allocate() returned.
-[[noreturn]] inline void refuse_pointer(void const* p, char const* call) {
-  message<256> text;
-  text.add(call).add(" of ").add_hex(reinterpret_cast<std::uintptr_t>(p));
-  text.add(": no live block starts there; pass the pointer that allocate() returned");
-  throw misuse(misuse_kind::foreign_pointer, p, text.view());
-}
-}  // namespace detail
-
-}  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE::detail {
-
-/// The live scopes of the calling thread, innermost first. Scope must have a member `Scope* outer_`, null
-/// before begin(), and declare the chain a friend. begin() and end() are O(1) for scopes that end in reverse
-/// order, and O(scopes) otherwise.
-template <class Scope>
-class scope_chain {
- public:
-  /// Returns null if there is no live scope.
-  [[nodiscard]] static Scope* innermost() noexcept { return last_begun; }
-
-  static void begin(Scope& scope) noexcept {
-    scope.outer_ = last_begun;
-    last_begun = &scope;
-  }
-  /// Removes a scope. A scope of another thread cannot be removed: that is reported as misuse.
-  /// @param what  the kind of scope, for the message
-  /// @returns the next inner scope, null for the innermost one
-  TARN_ALWAYS_INLINE static Scope* end(Scope& scope, char const* what) noexcept {
-    if (last_begun != &scope) [[unlikely]]
-      return end_out_of_order(scope, what);
-    last_begun = scope.outer_;
-    return nullptr;
-  }
-
- private:
-  TARN_NOINLINE static Scope* end_out_of_order(Scope& scope, char const* what) noexcept {
-    for (Scope* inner = last_begun; inner != nullptr; inner = inner->outer_) {
-      if (inner->outer_ != &scope) continue;
-      inner->outer_ = scope.outer_;
-      return inner;
-    }
-    message<160> text;
-    text.add(what).add(" ended on a thread that did not begin it; end it on the thread that began it");
-    report_misuse(misuse(misuse_kind::wrong_thread, &scope, text.view()));
-    return nullptr;
-  }
-
-  static inline thread_local constinit Scope* last_begun = nullptr;
-};
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE {
-
-/// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute
-/// every allocation that follows in the scope, including those of owners, to its line: `tarn::location_scope
-/// const here;`. A tag given with an inner place is kept unless an outer one has a tag. Scopes may end in any
-/// order, each on the thread that began it.
-class location_scope {
- public:
-  explicit location_scope(attribution from = attribution::current()) noexcept : from_(from) {
-    chain::begin(*this);
-  }
-  location_scope(location_scope const&) = delete;
-  location_scope& operator=(location_scope const&) = delete;
-  ~location_scope() { (void)chain::end(*this, "location_scope"); }
-
-  /// Returns the location set by the outermost scope, or an empty one if there is none. O(scopes).
-  [[nodiscard]] static source_location current() noexcept {
-    location_scope const* const p = chain::innermost();
-    if (p == nullptr) return {};
-    if (p->outer_ != nullptr) [[unlikely]]
-      return p->of_several().where;
-    return p->from_.where;
-  }
-  /// Returns the tag number of current(); 0: none.
-  [[nodiscard]] static std::uint32_t current_tag_id() noexcept {
-    location_scope const* const p = chain::innermost();
-    if (p == nullptr) return 0;
-    if (p->outer_ != nullptr) [[unlikely]]
-      return p->of_several().tag_id;
-    return p->from_.tag_id;
-  }
-
- private:
-  using chain = detail::scope_chain<location_scope>;
-  friend chain;
-
-  [[nodiscard]] TARN_NOINLINE attribution of_several() const noexcept {
-    location_scope const* p = this;
-    std::uint32_t tag_id = from_.tag_id;
-    while (p->outer_ != nullptr) {
-      p = p->outer_;
-      if (p->from_.tag_id != 0) tag_id = p->from_.tag_id;
-    }
-    attribution found = p->from_;
-    found.tag_id = tag_id;
-    return found;
-  }
-
-  attribution from_;
-  location_scope* outer_ = nullptr;
-};
-
-namespace detail {
-/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a
-/// location_scope around it does.
-[[nodiscard]] inline attribution unknown_place() noexcept {
-  return location_scope::current();
-}
-}  // namespace detail
-
-/// Replaces location_scope where no layer records places; does nothing.
-struct no_location_scope {
-  explicit constexpr no_location_scope(attribution const&) noexcept {}
-};
-
-}  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE {
-
-template <class Layer>
-class shared_resource;
-
-/// Declared by a layer that routes calls to several resources below it, with all of them, in the order of
-/// with_routes(). The layer need not define the calls of pools: each says how it crosses such a layer.
-/// Another call ends there, since one of the resources would answer for all.
-template <class... Resources>
-struct routes_to {};
-
-/// How a call crosses a layer that routes to several resources. Those that the call does not reach are left
-/// out.
-enum class crossing : std::uint8_t {
-  each,  ///< all are asked; if one throws, call.undo(resource) is called for those before it, where the call
-         ///< has that
-  joined,  ///< likewise, and call.join(first, second) makes one answer of theirs
-  owner,   ///< the one that call.address() belongs to
-  itself   ///< call.across(resources...) does it
-};
-
-namespace detail {
-
-template <class T>
-inline constexpr bool is_shared = false;
-template <class Layer>
-inline constexpr bool is_shared<shared_resource<Layer>> = true;
-
-template <class Layer>
-concept stands_on_another = requires(Layer& layer) { layer.upstream(); };
-
-/// A layer whose blocks are pieces of those below it: a pool.
-template <class Layer>
-concept gives_pieces = Layer::hands_out_pieces;
-
-/// A layer with several resources below it.
-template <class Layer>
-concept routes_calls = requires { typename Layer::routes; };
-
-/// Returns the layer behind a handle; a source is a plain value and is its own layer.
-template <class Resource>
-constexpr auto& layer_of(Resource& resource) noexcept {
-  if constexpr (is_shared<std::remove_const_t<Resource>>) {
-    return resource.layer();
-  } else {
-    return resource;
-  }
-}
-
-/// The type of the layer behind a handle, and of the one below a layer.
-template <class Resource>
-using layer_behind = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
-template <class Layer>
-using layer_below = std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>;
-
-/// A call that passes a layer that routes to several resources.
-template <class Call>
-concept crosses_routes = requires { Call::crosses; };
-/// A call that a pool answers for the pools below it: they lend it the memory that the call is about.
-template <class Call>
-concept ends_at_pools = requires { requires Call::ends_at_pools; };
-
-template <class Layer, class Call>
-constexpr bool can_reach() noexcept;
-template <class Call, class... Resources>
-constexpr bool any_can_reach(routes_to<Resources...>) noexcept {
-  return (can_reach<layer_behind<Resources>, Call>() || ...);
-}
-template <class Layer, class Call>
-constexpr bool can_reach() noexcept {
-  if constexpr (std::invocable<Call const&, Layer&>) {
-    return true;
-  } else if constexpr (routes_calls<Layer>) {
-    if constexpr (crosses_routes<Call>) return any_can_reach<Call>(typename Layer::routes{});
-    return false;
-  } else if constexpr (stands_on_another<Layer> && !(gives_pieces<Layer> && ends_at_pools<Call>)) {
-    return can_reach<layer_below<Layer>, Call>();
-  } else {
-    return false;
-  }
-}
-
-}  // namespace detail
-
-/// True if `call` accepts the resource's layer or one below it.
-template <class Resource, class Call>
-inline constexpr bool reachable = detail::can_reach<detail::layer_behind<Resource>, Call>();
-
-template <class Resource, class Call>
-  requires reachable<Resource, Call>
-decltype(auto) nearest(Resource& resource, Call const& call);
-
-namespace detail {
-
-/// Calls next(); if it throws, undoes what `call` did to `resource`.
-template <class Call, class Resource, class Next>
-decltype(auto) or_undo(Call const& call, Resource& resource, Next const& next) {
-  if constexpr (requires { call.undo(resource); }) {
-    try {
-      return next();
-    } catch (...) {
-      call.undo(resource);
-      throw;
-    }
-  } else {
-    return next();
-  }
-}
-template <class Call, class First, class... Rest>
-decltype(auto) ask_each(Call const& call, First& first, Rest&... rest) {
-  if constexpr (!can_reach<layer_behind<First>, Call>()) {
-    return ask_each(call, rest...);
-  } else if constexpr (!(can_reach<layer_behind<Rest>, Call>() || ...)) {
-    return nearest(first, call);
-  } else if constexpr (Call::crosses == crossing::joined) {
-    auto answer = nearest(first, call);
-    auto others = or_undo(call, first, [&] { return ask_each(call, rest...); });
-    return call.join(std::move(answer), std::move(others));
-  } else {
-    nearest(first, call);
-    or_undo(call, first, [&] { ask_each(call, rest...); });
-  }
-}
-/// Asks the resource of index `route`; the last that has the call if it is not among them, which then refuses
-/// the address.
-template <class Call, class First, class... Rest>
-decltype(auto) ask_owner(Call const& call, std::size_t route, First& first, Rest&... rest) {
-  if constexpr (!can_reach<layer_behind<First>, Call>()) {
-    return ask_owner(call, route - 1, rest...);
-  } else if constexpr (!(can_reach<layer_behind<Rest>, Call>() || ...)) {
-    return nearest(first, call);
-  } else {
-    return route == 0 ? nearest(first, call) : ask_owner(call, route - 1, rest...);
-  }
-}
-template <class Layer, class Call>
-constexpr decltype(auto) reach(Layer& layer, Call const& call) {
-  if constexpr (std::invocable<Call const&, Layer&>) {
-    return call(layer);
-  } else if constexpr (routes_calls<Layer>) {
-    return layer.with_routes([&](auto&... resources) -> decltype(auto) {
-      if constexpr (Call::crosses == crossing::owner) {
-        return ask_owner(call, layer.route_of(call.address()), resources...);
-      } else if constexpr (Call::crosses == crossing::itself) {
-        return call.across(resources...);
-      } else {
-        return ask_each(call, resources...);
-      }
-    });
-  } else {
-    return reach(layer_of(layer.upstream()), call);
-  }
-}
-
-template <class Layer, class Test>
-constexpr bool any_layer(Test const& test) noexcept;
-template <class Test, class... Resources>
-constexpr bool any_layer_of(Test const& test, routes_to<Resources...>) noexcept {
-  return (any_layer<layer_behind<Resources>>(test) || ...);
-}
-/// Whether test(std::type_identity<Layer>{}) holds for a layer of the stack.
-template <class Layer, class Test>
-constexpr bool any_layer(Test const& test) noexcept {
-  if (test(std::type_identity<Layer>{})) return true;
-  if constexpr (routes_calls<Layer>) {
-    return any_layer_of(test, typename Layer::routes{});
-  } else if constexpr (stands_on_another<Layer>) {
-    return any_layer<layer_below<Layer>>(test);
-  } else {
-    return false;
-  }
-}
-/// Calls f(layer) for each layer, from the source up. Of a layer that routes, only upstream() is followed.
-template <class Layer, class F>
-constexpr void for_each_layer(Layer& layer, F const& f) {
-  if constexpr (stands_on_another<Layer>) for_each_layer(layer_of(layer.upstream()), f);
-  f(layer);
-}
-
-/// Whether a layer records the places of calls.
-template <class Layer>
-constexpr bool records_places() noexcept {
-  return any_layer<Layer>(
-      []<class L>(std::type_identity<L>) { return requires { requires L::records_places; }; });
-}
-/// Sets the place of the user's call, if a layer records it.
-template <class Resource>
-using location_of_call =
-    std::conditional_t<records_places<layer_behind<Resource>>(), location_scope, no_location_scope>;
-
-/// Runs an owner's part of the user's call: layers that record the places of calls record that one, and
-/// errors name it.
-template <class Resource, class Call>
-TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call const& call) {
-  [[maybe_unused]] location_of_call<Resource> const here(from);
-  return called_from(from.where, call);
-}
-
-/// A handle that can be empty.
-template <class Resource>
-concept has_empty_state = requires(Resource const& memory) {
-  Resource(nullptr);
-  static_cast<bool>(memory);
-};
-/// Whether an owner can be constructed without a resource: with an empty handle, or with a source, which is a
-/// plain value.
-template <class Resource>
-concept can_be_absent = has_empty_state<Resource> || std::default_initializable<Resource>;
-template <class Resource>
-inline constexpr bool is_nothrow_absent =
-    has_empty_state<Resource> || std::is_nothrow_default_constructible_v<Resource>;
-template <can_be_absent Resource>
-[[nodiscard]] Resource absent_resource() noexcept(is_nothrow_absent<Resource>) {
-  if constexpr (has_empty_state<Resource>) {
-    return Resource(nullptr);
-  } else {
-    return Resource();
-  }
-}
-/// Returns the resource of an owner. @throws misuse  it has none
-template <class Resource>
-TARN_ALWAYS_INLINE Resource& required(Resource& memory, source_location where = source_location::current()) {
-  if constexpr (has_empty_state<std::remove_const_t<Resource>>) {
-    if (!memory) {
-      throw at(where,
-               misuse(misuse_kind::no_resource, nullptr,
-                      "an owner without a resource cannot allocate, copy or order; assign one that has "
-                      "a resource, as make_device_buffer<T>(pool, count, stream) returns it"));
-    }
-  }
-  return memory;
-}
-
-/// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record
-/// places record that of a scope around it, or none.
-template <class Resource>
-void give_back(Resource& memory, stream_ref stream, void* p, std::size_t bytes,
-               std::size_t alignment) noexcept {
-  [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
-  memory.deallocate(stream, p, bytes, alignment);
-}
-template <class Resource>
-void give_back_sync(Resource& memory, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-  [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
-  memory.deallocate_sync(p, bytes, alignment);
-}
-
-/// Whether the device of a page source has pages; for nearest().
-struct has_pages_call {
-  template <class Layer>
-  constexpr auto operator()(Layer& layer) const noexcept -> decltype(static_cast<bool>(layer.has_pages())) {
-    return layer.has_pages();
-  }
-};
-
-/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a
-/// member of shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
-template <class Layer>
-constexpr bool allocates() noexcept {
-  if constexpr (has_allocate<Layer>) {
-    return true;
-  } else if constexpr (stands_on_another<Layer>) {
-    return resource<typename Layer::upstream_type>;
-  } else {
-    return false;
-  }
-}
-
-}  // namespace detail
-
-/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of
-/// policies. Give a lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
-/// [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); })`. Only the calls of pool_call pass a
-/// layer that routes, such as fallback_to.
-template <class Resource, class Call>
-  requires reachable<Resource, Call>
-decltype(auto) nearest(Resource& resource, Call const& call) {
-  return detail::reach(detail::layer_of(resource), call);
-}
-
-namespace detail {
-/// The same, or `otherwise` if no layer has the call.
-template <class Resource, class Call, class Otherwise>
-constexpr auto nearest_or(Resource& resource, Call const& call, Otherwise const& otherwise) {
-  if constexpr (reachable<Resource, Call>) {
-    return nearest(resource, call);
-  } else {
-    return otherwise;
-  }
-}
-}  // namespace detail
-
-}  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE::detail {
-
-/// Whether the device of a source has pages: the answer of the lowest layer that defines has_pages(), true if
-/// none does.
-template <class Source>
-[[nodiscard]] constexpr bool has_pages(Source const& source) noexcept {
-  if constexpr (reachable<Source const, has_pages_call>) {
-    return nearest(source, has_pages_call{});
-  } else {
-    return true;
-  }
-}
-
-/// The error of a call that needs pages. @param call  what was called, and why it is refused; static storage
-[[nodiscard]] constexpr status without_pages(char const* call) noexcept {
-  return unsupported_call(call);
-}
-
-/// Throws cuda_error of kind `unsupported` if the device has no pages.
-template <class Source>
-void require_pages(Source const& source, char const* call) {
-  if (!has_pages(source)) [[unlikely]]
-    throw cuda_error(without_pages(call), source.driver().device().value, source_location{});
-}
-
-inline constexpr char const* page_call_refused =
-    "a call of pages (no virtual memory management on this device; use cuda_malloc, or a pool over the "
-    "pages)";
-inline constexpr char const* no_pages_nor_blocks =
-    "page_granularity (no virtual memory management on this device; use cuda_malloc | pooled)";
-inline constexpr char const* layer_keeps_blocks =
-    "pooled (no virtual memory management on this device, and a layer below the pool passes no plain blocks "
-    "on; remove that "
-    "layer, or add allocate_plain and deallocate_plain to it)";
-inline constexpr char const* sharing_refused =
-    "accessible_from (no virtual memory management on this device; remove it: copies do not need it)";
-inline constexpr char const* sleep_refused =
-    "sleep (no virtual memory management on this device: the pool could not keep its addresses; use "
-    "empty_cache)";
-
-inline constexpr char const* segments_refused =
-    "segments_of or page_pin (the pool's memory is cudaMalloc blocks, since the device has no virtual memory "
-    "management or a memory "
-    "tool is attached: there are no handles to list)";
-
-}  // namespace TARN_NAMESPACE::detail
 #if TARN_HAS_CUDA
 #endif
 
@@ -5382,113 +5376,10 @@ class call_names {
 
 // ---- tarn/core/graph_owner.hpp
 // graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that
-// captured graphs use.
+// captured graphs use. For a layer that routes to two pools, one owner of the memory in both.
 
 #include <cstddef>
 #include <cstdint>
-
-namespace TARN_NAMESPACE {
-
-/// The memory of one graph_memory at one moment, bytes.
-struct graph_state {
-  std::size_t reserved = 0;   ///< held from the driver for its graphs alone
-  std::size_t allocated = 0;  ///< handed out inside captures and not freed since, rounded to block sizes
-  std::size_t kept = 0;       ///< blocks of the pool itself that were freed inside a capture, rounded
-  std::uint64_t number = 0;   ///< of the owner, as in snapshot_segment::graph_memory
-};
-
-namespace detail {
-
-/// Identifies one open capture of an owner.
-using capture_number = std::uint64_t;
-
-/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted
-/// before.
-class graph_owner {
- public:
-  graph_owner() = default;
-  graph_owner(graph_owner const&) = delete;
-  graph_owner& operator=(graph_owner const&) = delete;
-  virtual ~graph_owner() = default;
-
-  /// What is allocated on `stream` from now on is the owner's. The identity of `stream` is known.
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] virtual capture_number begin_capture(stream_ref stream) = 0;
-  /// The same for another stream of that capture. @throws as above
-  virtual void join_capture(capture_number capture, stream_ref stream) = 0;
-  virtual void end_capture(capture_number capture) noexcept = 0;
-  [[nodiscard]] virtual graph_state state() const = 0;
-};
-
-}  // namespace detail
-}  // namespace TARN_NAMESPACE
-// ---- tarn/core/owned.hpp
-// owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs
-// a compiler as much as <memory_resource>, <mutex> and <map> together.
-
-namespace TARN_NAMESPACE::detail {
-
-/// Deletes its object on destruction. Move-only; null when moved from. Never throws.
-template <class T>
-class owned {
- public:
-  owned() noexcept = default;
-  /// Takes ownership of an object created by new.
-  explicit owned(T* made) noexcept : p_(made) {}
-  owned(owned&& other) noexcept : p_(other.p_) { other.p_ = nullptr; }
-  owned& operator=(owned&& other) noexcept {
-    T* const taken = other.p_;
-    other.p_ = nullptr;
-    delete p_;
-    p_ = taken;
-    return *this;
-  }
-  ~owned() { delete p_; }
-
-  [[nodiscard]] T* get() const noexcept { return p_; }
-  [[nodiscard]] T& operator*() const noexcept { return *p_; }
-  [[nodiscard]] T* operator->() const noexcept { return p_; }
-
- private:
-  T* p_ = nullptr;
-};
-
-}  // namespace TARN_NAMESPACE::detail
-// ---- tarn/core/sleeping.hpp
-// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The
-// calls are in raii/sleep.hpp and raii/compact.hpp.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace TARN_NAMESPACE {
-
-/// Where the contents of live blocks stay while a pool sleeps.
-enum class contents : std::uint8_t {
-  in_pinned_memory,  ///< copied at the full rate of the bus; allocating it takes 460 ms/GiB
-  discarded          ///< not kept: indeterminate after waking
-};
-
-/// What wake() does with the pinned memory that held the contents.
-enum class after_waking : std::uint8_t {
-  free_host_memory,
-  keep_host_memory  ///< for the next sleep that keeps contents, which then allocates nothing
-};
-
-/// What compact() reached; bytes. Without the memory of graph_memories.
-struct compaction {
-  std::size_t released = 0;  ///< physical memory given back
-  std::size_t live = 0;  ///< in live blocks, and in runs of small blocks; thread caches in use are included
-  std::size_t stretches = 0;  ///< of contiguous live bytes, counted in each handle; 0 of a pool over blocks
-  std::size_t reserved =
-      0;  ///< held afterwards: `live`, and less than a granule at each end of a stretch; or segments
-};
-
-}  // namespace TARN_NAMESPACE
-// ---- tarn/core/two_graph_owners.hpp
-// The memory of captured graphs in two pools, for a layer that routes to both.
-
-#include <cstddef>
 #include <mutex>
 #include <utility>
 
@@ -5656,8 +5547,8 @@ class creating_process {
 
  private:
   std::uint64_t number_ = at_fork::process();
-  std::atomic<std::uint64_t> const* now_ =
-      &at_fork::registry.process;  ///< of the constructing module; another one may ask
+  /// of the constructing module; another one may ask
+  std::atomic<std::uint64_t> const* now_ = &at_fork::registry.process;
 };
 
 /// Identifies the calling thread among the running ones, in all modules of the process.
@@ -5775,6 +5666,76 @@ class held_at_fork {
 };
 
 }  // namespace TARN_NAMESPACE::detail
+// ---- tarn/core/owned.hpp
+// owned<T>: a heap object with one owner. counted<T>: one with several owners, on any threads; the last owner
+// deletes it. They replace std::unique_ptr and std::shared_ptr without including <memory>, which costs a
+// compiler as much as <memory_resource>, <mutex> and <map> together.
+
+#include <atomic>
+#include <cstdint>
+
+namespace TARN_NAMESPACE::detail {
+
+/// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
+template <class T>
+class counted {
+ public:
+  /// Value-initialises the object. @throws std::bad_alloc
+  counted() : block_(new block) {}
+  counted(counted const& other) noexcept : block_(other.block_) {
+    block_->owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  /// Safe for self-assignment: counts the new owner before releasing the old one.
+  counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
+    block* const old = block_;
+    other.block_->owners.fetch_add(1, std::memory_order_relaxed);
+    block_ = other.block_;
+    release(old);
+    return *this;
+  }
+  ~counted() { release(block_); }
+
+  [[nodiscard]] T* get() const noexcept { return &block_->value; }
+  [[nodiscard]] T* operator->() const noexcept { return &block_->value; }
+
+ private:
+  struct block {
+    std::atomic<std::uint32_t> owners{1};
+    T value;
+  };
+  static void release(block* b) noexcept {
+    // acq_rel: each owner's accesses happen before the deletion.
+    if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
+  }
+  block* block_;
+};
+
+/// Deletes its object on destruction. Move-only; null when moved from. Never throws.
+template <class T>
+class owned {
+ public:
+  owned() noexcept = default;
+  /// Takes ownership of an object created by new.
+  explicit owned(T* made) noexcept : p_(made) {}
+  owned(owned&& other) noexcept : p_(other.p_) { other.p_ = nullptr; }
+  owned& operator=(owned&& other) noexcept {
+    T* const taken = other.p_;
+    other.p_ = nullptr;
+    delete p_;
+    p_ = taken;
+    return *this;
+  }
+  ~owned() { delete p_; }
+
+  [[nodiscard]] T* get() const noexcept { return p_; }
+  [[nodiscard]] T& operator*() const noexcept { return *p_; }
+  [[nodiscard]] T* operator->() const noexcept { return p_; }
+
+ private:
+  T* p_ = nullptr;
+};
+
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/sequence.hpp
 // sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X>
 // costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
@@ -5864,8 +5825,8 @@ class sequence {
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
 
  private:
-  static constexpr std::size_t element_bytes =
-      sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  static constexpr std::size_t element_bytes = sizeof(T);
   /// Doubling the bytes must not overflow.
   static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
 
@@ -5875,6 +5836,42 @@ class sequence {
 };
 
 }  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE {
+
+/// The memory of one graph_memory at one moment, bytes.
+struct graph_state {
+  std::size_t reserved = 0;   ///< held from the driver for its graphs alone
+  std::size_t allocated = 0;  ///< handed out inside captures and not freed since, rounded to block sizes
+  std::size_t kept = 0;       ///< blocks of the pool itself that were freed inside a capture, rounded
+  std::uint64_t number = 0;   ///< of the owner, as in snapshot_segment::graph_memory
+};
+
+namespace detail {
+
+/// Identifies one open capture of an owner.
+using capture_number = std::uint64_t;
+
+/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted
+/// before.
+class graph_owner {
+ public:
+  graph_owner() = default;
+  graph_owner(graph_owner const&) = delete;
+  graph_owner& operator=(graph_owner const&) = delete;
+  virtual ~graph_owner() = default;
+
+  /// What is allocated on `stream` from now on is the owner's. The identity of `stream` is known.
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  [[nodiscard]] virtual capture_number begin_capture(stream_ref stream) = 0;
+  /// The same for another stream of that capture. @throws as above
+  virtual void join_capture(capture_number capture, stream_ref stream) = 0;
+  virtual void end_capture(capture_number capture) noexcept = 0;
+  [[nodiscard]] virtual graph_state state() const = 0;
+};
+
+}  // namespace detail
+}  // namespace TARN_NAMESPACE
 
 namespace TARN_NAMESPACE::detail {
 
@@ -5950,6 +5947,37 @@ class two_graph_owners final : public graph_owner {
 };
 
 }  // namespace TARN_NAMESPACE::detail
+// ---- tarn/core/sleeping.hpp
+// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The
+// calls are in raii/sleep.hpp and raii/compact.hpp.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace TARN_NAMESPACE {
+
+/// Where the contents of live blocks stay while a pool sleeps.
+enum class contents : std::uint8_t {
+  in_pinned_memory,  ///< copied at the full rate of the bus; allocating it takes 460 ms/GiB
+  discarded          ///< not kept: indeterminate after waking
+};
+
+/// What wake() does with the pinned memory that held the contents.
+enum class after_waking : std::uint8_t {
+  free_host_memory,
+  keep_host_memory  ///< for the next sleep that keeps contents, which then allocates nothing
+};
+
+/// What compact() reached; bytes. Without the memory of graph_memories.
+struct compaction {
+  std::size_t released = 0;  ///< physical memory given back
+  std::size_t live = 0;  ///< in live blocks, and in runs of small blocks; thread caches in use are included
+  std::size_t stretches = 0;  ///< of contiguous live bytes, counted in each handle; 0 of a pool over blocks
+  /// held afterwards: `live`, and less than a granule at each end of a stretch; or segments
+  std::size_t reserved = 0;
+};
+
+}  // namespace TARN_NAMESPACE
 
 // How a call is made on a layer `l`. A layer for which the expression does not compile does not have the
 // call.
@@ -7225,26 +7253,20 @@ class place_holder {
   }
 
  private:
-  static inline thread_local constinit bool over =
-      false;  ///< code that runs later, in other destructors, has no place
+  /// code that runs later, in other destructors, has no place
+  static inline thread_local constinit bool over = false;
 };
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/policy/tracked_slot.hpp
-// What one thread counts for `tracked`. The thread writes with plain stores, and any thread may read. Its
-// totals only grow, so two equal reads prove that nothing was counted between them. The thread may count
-// small blocks without the common lock as long as no peak can be passed, if peaks are exact, and as long as
-// its counts differ from what was published by at most a bound.
+// What one thread counts for `tracked`, and what `tracked` reports. The thread writes with plain stores, and
+// any thread may read. Its totals only grow, so two equal reads prove that nothing was counted between them.
+// The thread may count small blocks without the common lock as long as no peak can be passed, if peaks are
+// exact, and as long as its counts differ from what was published by at most a bound.
 
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
-
-// ---- tarn/policy/tracked_statistics.hpp
-// What `tracked` reports: the statistics of all blocks, and high-water marks over scopes.
-
-#include <array>
 #include <cstdint>
 
 namespace TARN_NAMESPACE {
@@ -7323,8 +7345,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   /// Counts a small block if the slot is open and has room.
   [[nodiscard]] TARN_ALWAYS_INLINE bool allocate(std::uint64_t generation, std::int64_t rounded,
                                                  std::int64_t requested) noexcept {
-    auto& [blocks, bytes, asked] =
-        small_;  // written out: compilers keep these in registers only without loops
+    // written out: compilers keep these in registers only without loops
+    auto& [blocks, bytes, asked] = small_;
     std::int64_t const came0 = get(blocks.came) + 1;
     std::int64_t const came1 = get(bytes.came) + rounded;
     std::int64_t const came2 = get(asked.came) + requested;
@@ -8761,50 +8783,6 @@ class [[nodiscard]] unlocked {
 #include <mutex>
 #include <utility>
 
-// ---- tarn/core/counted.hpp
-// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces
-// std::shared_ptr without including <memory> (see owned).
-
-#include <atomic>
-#include <cstdint>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
-template <class T>
-class counted {
- public:
-  /// Value-initialises the object. @throws std::bad_alloc
-  counted() : block_(new block) {}
-  counted(counted const& other) noexcept : block_(other.block_) {
-    block_->owners.fetch_add(1, std::memory_order_relaxed);
-  }
-  /// Safe for self-assignment: counts the new owner before releasing the old one.
-  counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
-    block* const old = block_;
-    other.block_->owners.fetch_add(1, std::memory_order_relaxed);
-    block_ = other.block_;
-    release(old);
-    return *this;
-  }
-  ~counted() { release(block_); }
-
-  [[nodiscard]] T* get() const noexcept { return &block_->value; }
-  [[nodiscard]] T* operator->() const noexcept { return &block_->value; }
-
- private:
-  struct block {
-    std::atomic<std::uint32_t> owners{1};
-    T value;
-  };
-  static void release(block* b) noexcept {
-    // acq_rel: each owner's accesses happen before the deletion.
-    if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
-  }
-  block* block_;
-};
-
-}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/block_request.hpp
 // A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder
 // use.
@@ -8864,8 +8842,8 @@ struct range {
   std::uint32_t view_or_split = 0;
   std::uint32_t segment = 0;  ///< index of the upstream block, for pools over blocks
   domain_ref domain = neutral;
-  std::uint16_t generation =
-      0;  ///< of a live range: the last bits of its domain's generation when it was taken
+  /// of a live range: the last bits of its domain's generation when it was taken
+  std::uint16_t generation = 0;
   range_state state = range_state::unused;
   zone where = zone::smaller;
   bool at_end = false;     ///< in an index: a hole follows, so it may be extended, see range_index
@@ -9394,6 +9372,16 @@ struct stream_cache {
 #include <mutex>
 #include <utility>
 
+// ---- tarn/pool/arena/stream_table.hpp
+// The domains of a pool: which streams have free memory of their own, in which part of the heap
+// (stream_order.hpp).
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+
 // ---- tarn/pool/arena/stream_order.hpp
 // Stream order: which stream may reuse which memory without synchronisation. Each stream has a domain: the
 // free memory that its own later work may take at once, with no driver call. Frees carry the domain's epoch;
@@ -9414,8 +9402,6 @@ struct stream_cache {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <new>
-#include <utility>
 
 // ---- tarn/pool/arena/range_index.hpp
 // Free ranges by size, found in O(1) for any number of ranges. Two levels of bitmaps over bins, after TLSF
@@ -9586,29 +9572,6 @@ class range_index {
 };
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/pool/pages/growth_lock.hpp
-// A scoped holder of the growth lock. A function that takes a growth_lock const& runs under it and keeps it.
-
-#include <mutex>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call
-/// the pool in a growth.
-class growth_lock {
- public:
-  explicit growth_lock(recursive_fork_mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
-  /// After mutex.try_lock() has returned true.
-  growth_lock(recursive_fork_mutex& mutex, std::adopt_lock_t) noexcept : mutex_(mutex) {}
-  growth_lock(growth_lock const&) = delete;
-  growth_lock& operator=(growth_lock const&) = delete;
-  ~growth_lock() { mutex_.unlock(); }
-
- private:
-  recursive_fork_mutex& mutex_;
-};
-
-}  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE::detail {
 
@@ -9693,8 +9656,8 @@ struct heap_part {
   domain_ref neutral_domain = neutral;
   domain_ref first = neutral;  ///< of the domains of its streams
   bool is_used = false;        ///< otherwise the number may be given to another part
-  bool keeps_addresses =
-      false;  ///< captured graphs hold them: nothing of it is unmapped, moved or given to another part
+  /// captured graphs hold them: nothing of it is unmapped, moved or given to another part
+  bool keeps_addresses = false;
   part_ref beside = common;  ///< the other part of its owner, whose free handles it may take
   std::uint64_t owner = 0;   ///< number of the graph_memory that owns it, 0 for the common part
   std::atomic<std::int64_t>* handed_out = nullptr;  ///< bytes, as the owner counts them
@@ -9704,6 +9667,33 @@ struct heap_part {
   std::size_t reserved = 0;
   std::size_t live_in_views = 0;  ///< blocks
 };
+
+}  // namespace TARN_NAMESPACE::detail
+// ---- tarn/pool/pages/growth_lock.hpp
+// A scoped holder of the growth lock. A function that takes a growth_lock const& runs under it and keeps it.
+
+#include <mutex>
+
+namespace TARN_NAMESPACE::detail {
+
+/// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call
+/// the pool in a growth.
+class growth_lock {
+ public:
+  explicit growth_lock(recursive_fork_mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
+  /// After mutex.try_lock() has returned true.
+  growth_lock(recursive_fork_mutex& mutex, std::adopt_lock_t) noexcept : mutex_(mutex) {}
+  growth_lock(growth_lock const&) = delete;
+  growth_lock& operator=(growth_lock const&) = delete;
+  ~growth_lock() { mutex_.unlock(); }
+
+ private:
+  recursive_fork_mutex& mutex_;
+};
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE::detail {
 
 /// The domains of a pool by stream identity and part. Protected by the arena's lock; a domain is forgotten
 /// only under the growth lock, too, so that a climbing thread may keep its index while the arena's lock is
@@ -10588,8 +10578,8 @@ class live_window {
   std::size_t peak_[steps] = {};  ///< live peaks of the steps, the current one first
   unsigned ended_ = 0;            ///< steps that ended, up to all
   std::size_t factor_ = first_factor;
-  std::size_t before_ =
-      0;  ///< most reserved bytes before a release, since a release was last a mistake; 0 if there was none
+  /// most reserved bytes before a release, since a release was last a mistake; 0 if there was none
+  std::size_t before_ = 0;
   std::size_t after_ = 0;  ///< reserved bytes after the last release
 };
 
@@ -13789,8 +13779,8 @@ class graph_memories {
 
  private:
   using life = graph_parts::life;
-  static constexpr std::size_t deferred_at_least =
-      64;  ///< blocks of each capture for which there is room beforehand
+  /// blocks of each capture for which there is room beforehand
+  static constexpr std::size_t deferred_at_least = 64;
 
   /// @param captured  whether captures take from it @throws std::bad_alloc: nothing has changed
   [[nodiscard]] part_ref make_part(graph_parts& owner, bool captured) {
@@ -14306,6 +14296,93 @@ class other_pools {
 };
 
 }  // namespace TARN_NAMESPACE::detail
+// ---- tarn/pool/pages/growth_rules.hpp
+// The rules of the growth: which handles and segments a pool creates, and when it remaps free handles
+// instead. What each rule saves on recorded traces, and what other numbers cost, is in bench/README.md, "The
+// numbers of the growth".
+
+#include <cstddef>
+
+namespace TARN_NAMESPACE::detail {
+
+/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be
+/// remapped only if it is free, so waste grows with the handle's size relative to the pool's, while
+/// driver calls become fewer. A pool that is still small starts with small handles, which fit anywhere
+/// later.
+[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
+  return min_of(max_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}), std::size_t{96_MiB});
+}
+
+/// The same where `left` more bytes can be created, which the device or a limit bounds: handles get finer
+/// as memory becomes scarce, down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles
+/// that are partly used.
+[[nodiscard]] constexpr std::size_t handle_limit_near_full(std::size_t left) noexcept {
+  return max_of(align_down(left / 768, usual_granule), usual_granule);
+}
+
+/// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a
+/// small pool that already reserves its live peak, `peak` bytes with the request. There a handle of the
+/// usual size is a large part of the pool. Requests up to 1 MiB share handles anyway.
+[[nodiscard]] constexpr bool needs_finest_handles(std::size_t peak, std::size_t reserved,
+                                                  std::size_t bytes) noexcept {
+  return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;
+}
+
+/// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used
+/// handles before whole handles: in a pool whose live peak, `peak` bytes, is small, since there these
+/// parts are a large share, and where less than a 48th of it, `left` bytes, can still be created.
+[[nodiscard]] constexpr bool uses_up_parts(std::size_t peak, std::size_t left) noexcept {
+  return peak < 768_MiB || left < peak / 48;
+}
+
+/// How far reserved memory may exceed the live peak before free handles are remapped for a request of
+/// `bytes`, in thousandths. Up to 8 MiB it is 5 times as much as for larger requests: a view for each of
+/// many blocks of medium size costs more driver calls than it saves memory, and splits handles. A pool
+/// that remaps all the same, more often than once for each GiB that it hands out, gets up to 8 times as
+/// much, since it would reach the larger bound anyway. Larger requests get up to 3 times as much where
+/// more than 20 are remapped for each GiB.
+[[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
+                                             std::size_t remaps_per_gib) noexcept {
+  if (bytes > 8_MiB) {
+    std::size_t const often = remaps_per_gib > 20 ? remaps_per_gib - 20 : 0;
+    return slack_per_mille * (1 + min_of(often, std::size_t{2}));
+  }
+  std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
+  return slack_per_mille * (5 + min_of(often, std::size_t{3}));
+}
+
+/// The handle that a request of `bytes` above 1 MiB shares with others if it is smaller, bytes: 2 MiB up
+/// to a live peak of 2 GiB, above that 8 MiB, for blocks that do not fill whole granules of 2 MiB. Blocks
+/// of whole granules keep handles of their own, so that the freed half of a checkerboard of them consists
+/// of whole handles.
+[[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak, std::size_t bytes) noexcept {
+  return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;
+}
+
+/// How many bytes of the common part may stay reserved beside a new segment of `bytes` where free
+/// segments are neither joined nor moved: together with it a quarter more than the live peak, which it
+/// may raise. Sizes that grow would otherwise leave several times the live peak reserved.
+[[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
+  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
+  std::size_t const most = live + live / 4;
+  return most > bytes ? most - bytes : 0;
+}
+
+/// How large a new segment should be for a request of `bytes` where free segments are neither joined nor
+/// moved. As large as the request; but once more than a sixteenth of the live peak is free in pieces that
+/// do not serve it, a sixteenth of the peak, up to 64 MiB, so that blocks of several sizes share a
+/// segment. This may raise the reserved memory up to a fifth above the live peak.
+[[nodiscard]] inline std::size_t segment_for(arena const& a, part_ref part, std::size_t reserved,
+                                             std::size_t bytes) noexcept {
+  std::size_t const unused = reserved > a.live_of(part) ? reserved - a.live_of(part) : 0;
+  if (unused <= a.peak_of(part) / 16) return bytes;
+  std::size_t const live = max_of(a.peak_of(part), a.live_of(part) + bytes);
+  std::size_t const most = live + live / 5;
+  std::size_t const room = most > reserved ? most - reserved : 0;
+  return max_of(bytes, align_down(min_of(min_of(live / 16, std::size_t{64_MiB}), room), usual_granule));
+}
+
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/memory_left.hpp
 // How much memory a pool can still take from the layers below it: the device's free memory, less headroom,
 // within each limit.
@@ -14508,16 +14585,10 @@ class known_left {
 #include <utility>
 
 // ---- tarn/pool/pages/growth.hpp
-// The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
+// The request that the ladder passes to a growth, the counters of every growth, by pages or by segments, and
+// a ring of its latest records.
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/pages/growth_notes.hpp
-// A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by
-// default.
-
 #include <cstddef>
 #include <cstdint>
 
@@ -14569,123 +14640,6 @@ class growth_notes {
   std::size_t count_ = 0;  ///< added since open()
   clock_type clock_ = nullptr;
 };
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE::detail {
-
-/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be remapped
-/// only if it is free, so waste grows with the handle's size relative to the pool's, while driver calls
-/// become fewer. These bounds keep utilisation at 0.95 or more on the recorded traces above 1 GiB, and the
-/// first pass below the driver time of PyTorch's expandable segments. bench/results/frontier.txt has the
-/// alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that is still small
-/// starts with small handles, which fit anywhere later; with 8 MiB below 2 GiB, small pools would hold up to
-/// 4 % less, but the first pass of large ones would take up to 1.7 times the driver time.
-[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  return min_of(max_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}), std::size_t{96_MiB});
-}
-
-/// The same where `left` more bytes can be created, which the device or a limit bounds: handles get finer as
-/// memory becomes scarce, down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles that are
-/// partly used. With the part 768, all eight recorded traces finish in 1.02 times their peak and seven
-/// in 1.01 (`tarn_replay --cap`), for 3 to 36 times the driver time of a first pass with ample memory; 256
-/// saves half of that time, and two traces do not finish in 1.02.
-[[nodiscard]] constexpr std::size_t handle_limit_near_full(std::size_t left) noexcept {
-  return max_of(align_down(left / 768, usual_granule), usual_granule);
-}
-
-/// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a small
-/// pool that already reserves its live peak, `peak` bytes with the request. There a handle of the usual size
-/// is a large part of the pool. Without this rule `cupy_flow_cg` (0.4 GiB) has a utilisation of 0.87 after 20
-/// passes and creeps by 9 %; with it 0.93 and 0.9 %, for twice the driver time of the first pass. Traces that
-/// become larger are as before: finer handles from the start would give them up to a third more driver time.
-/// Requests up to 1 MiB share handles anyway.
-[[nodiscard]] constexpr bool needs_finest_handles(std::size_t peak, std::size_t reserved,
-                                                  std::size_t bytes) noexcept {
-  return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;
-}
-
-/// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used handles
-/// before whole handles: in a pool whose live peak, `peak` bytes, is small, since there these parts are a
-/// large share, and where less than a 48th of it, `left` bytes, can still be created.
-///
-/// In small pools: `cupy_flow_cg` and ten traces with its sizes multiplied by 0.62 to 1.55 have a mean
-/// utilisation of 0.930 instead of 0.911, and two streams that pass memory on hold 1.108 instead of 1.137
-/// times the live peak (six seeds), at the same driver time. With a bound of 512 MiB the first gain is two
-/// thirds of that. In every pool, first passes over creeping sizes and requests of random length take 1.7
-/// and 1.3 times the driver time and hold as much. Where memory is scarce: seven of the eight recorded traces
-/// finish in 1.01 times their peak instead of six, and two in 1.005 instead of one (`tarn_replay --cap`).
-[[nodiscard]] constexpr bool uses_up_parts(std::size_t peak, std::size_t left) noexcept {
-  return peak < 768_MiB || left < peak / 48;
-}
-
-/// How far reserved memory may exceed the live peak before free handles are remapped for a request of
-/// `bytes`, in thousandths. Up to 8 MiB it is 5 times as much as for larger requests: a view for each of many
-/// blocks of medium size costs more driver calls than it saves memory, and splits handles. Where sizes creep
-/// up, as those of an attention cache do, remapping at 9 thousandths took 100 times the driver time, and held
-/// up to 4 % more (`tarn_replay --pattern attention_cache`). If it remaps all the same, more often than once
-/// for each GiB that it hands out, it gets up to 8 times as much: such a pool would reach the larger bound
-/// anyway, and the first pass of `attention_cache` takes a seventh of the driver time. Remaps in relation to
-/// handles are no such measure: those of `bert_recompute` are few for what it allocates, and save 2 % of its
-/// memory.
-///
-/// Larger requests get up to 3 times as much where more than 20 are remapped for each GiB, as by a server
-/// with requests of random length: its first pass takes 0.76 to 0.95 of the driver time, and no trace or
-/// pattern holds over 0.1 % more. From one remap a GiB on, `bert_recompute` holds 3 % more; with 4 times as
-/// much the server does, 1 %. With 3 times as much instead of 5 up to 8 MiB, the first pass of
-/// `attention_cache` takes 7 to 35 times the driver time.
-[[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
-                                             std::size_t remaps_per_gib) noexcept {
-  if (bytes > 8_MiB) {
-    std::size_t const often = remaps_per_gib > 20 ? remaps_per_gib - 20 : 0;
-    return slack_per_mille * (1 + min_of(often, std::size_t{2}));
-  }
-  std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
-  return slack_per_mille * (5 + min_of(often, std::size_t{3}));
-}
-
-/// The handle that a request of `bytes` above 1 MiB shares with others if it is smaller, bytes: 2 MiB up to a
-/// live peak of 2 GiB, above that 8 MiB, for blocks that do not fill whole granules of 2 MiB. A solver that
-/// allocates boxes of 1 to 8 MiB then creates a quarter fewer handles: the first pass of `amrex_regrid` takes
-/// 75 ms of driver time instead of 94, and that of `burst` 67 instead of 93 (six seeds), which holds 0.5 %
-/// more; the eight recorded traces hold as much on average. With 8 MiB from 1 GiB on, the first pass of
-/// `attention_cache` takes twice the driver time or more; with 16 MiB, `amrex_regrid` takes 65 ms and holds
-/// 0.5 % more, and `maskrcnn_varsize` and `prefetch_two_streams` hold 0.4 % more. Blocks of whole granules
-/// keep handles of their own, so that the freed half of a checkerboard of them consists of whole handles.
-[[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak, std::size_t bytes) noexcept {
-  return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;
-}
-
-/// How many bytes of the common part may stay reserved beside a new segment of `bytes` where free segments
-/// are neither joined nor moved: together with it a quarter more than the live peak, which it may raise.
-/// Sizes that grow would otherwise leave several times the live peak reserved; with a quarter more, later
-/// passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns and traces
-/// hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times
-/// the driver time (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times
-/// their live peak, instead of 1.31 to 1.36.
-[[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
-  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
-  std::size_t const most = live + live / 4;
-  return most > bytes ? most - bytes : 0;
-}
-
-/// How large a new segment should be for a request of `bytes` where free segments are neither joined nor
-/// moved. As large as the request; but once more than a sixteenth of the live peak is free in pieces that do
-/// not serve it, a sixteenth of the peak, up to 64 MiB, so that blocks of several sizes share a segment. This
-/// may raise the reserved memory up to a fifth above the live peak. Without it sizes that creep up leave a
-/// segment behind for each size: the first pass of `attention_cache` takes 166 ms of driver time instead of
-/// 24 and holds 1.29 instead of 1.23 times the live peak, that of `mesh_refinement` 63 instead of 17 ms,
-/// and 1.22 instead of 1.15 times (six seeds). No recorded trace holds or costs more; without the condition
-/// on free memory `llama_generate` holds 1.18 instead of 1.12.
-[[nodiscard]] inline std::size_t segment_for(arena const& a, part_ref part, std::size_t reserved,
-                                             std::size_t bytes) noexcept {
-  std::size_t const unused = reserved > a.live_of(part) ? reserved - a.live_of(part) : 0;
-  if (unused <= a.peak_of(part) / 16) return bytes;
-  std::size_t const live = max_of(a.peak_of(part), a.live_of(part) + bytes);
-  std::size_t const most = live + live / 5;
-  std::size_t const room = most > reserved ? most - reserved : 0;
-  return max_of(bytes, align_down(min_of(min_of(live / 16, std::size_t{64_MiB}), room), usual_granule));
-}
 
 struct growth_request {
   domain_ref taker = neutral;
@@ -14763,17 +14717,12 @@ struct held_memory {
 // it is large enough, these are tried in this order:
 //
 //   1 new handles at home addresses, while reserved memory may grow with live memory   36 us each
-//   2 for small blocks, a free handle of the large zone                                no driver call
-//     for others, a view that was used before and whose handles are free again         no driver call
+//   2 a free handle of the large zone, or a view whose handles are free again          no driver call
 //   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
 //   4 new handles beyond that, for the missing bytes
 //
 // For a graph memory's part, wholly free handles of the common part, and of the owner's other one, come
 // before new ones: they change the part without a driver call.
-//
-// A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as
-// long (H100: 25 to 35 us for each handle of 2 to 64 MiB, 1 to 64 handles).
-//
 // A free range in front of a hole is extended rather than a new range begun, if the request says so.
 // The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
 
@@ -16973,8 +16922,8 @@ class page_sleep {
   page_views<Source>& views_;
   host_copy<driver_type> copy_;
   sequence<stretch> saved_;  ///< by handle; empty unless contents are kept on the host
-  bool copies_may_run_ =
-      false;                    ///< asleep, and copies from handles that are still mapped may not be complete
+  /// asleep, and copies from handles that are still mapped may not be complete
+  bool copies_may_run_ = false;
   bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
 };
 
@@ -17050,7 +16999,7 @@ class page_growth {
     }
   }
 
-  /// The largest block that could be served if `left` more bytes can be created. @param may_remap  see pooled
+  /// The largest block that could be served if `left` more bytes can be created.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
     if (!map_.is_open()) return align_down(min_of(left, max_request_bytes), usual_granule);
     return detail::largest_block(a, map_, left, may_remap);
@@ -17063,9 +17012,8 @@ class page_growth {
   }
 
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most
-  /// `keep` bytes are reserved. Returns the bytes given back. Gives nothing back inside restore() and
-  /// compact(), whose handles it could be: a handler of the source may call it there. O(handles + slots of
-  /// views + free ranges).
+  /// `keep` bytes are reserved, and returns the bytes; nothing inside restore() and compact(), where a
+  /// handler of the source may call it. O(handles + slots of views + free ranges).
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     if (!map_.is_open() || is_moving_ || counters_.reserved <= keep) return 0;
     return drop(growing, a, hot, keep);
@@ -19539,8 +19487,7 @@ class pool_sleep {
 #include <cstdint>
 
 // ---- tarn/pool/ladder.hpp
-// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting
-// range.
+// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a range.
 //
 //   - a request above a limit below the pool is refused at once
 //   0 small pools   grow at once: below roomy_limit speed matters more than memory
@@ -19557,8 +19504,7 @@ class pool_sleep {
 // A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a
 // second time.
 //
-// One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which
-// invalidates everything looked up before.
+// One thread climbs at a time. The hot lock is released around driver calls, which voids what was looked up.
 
 #include <cstddef>
 #include <cstdint>
@@ -19576,9 +19522,7 @@ inline constexpr std::size_t roomy_part = 64;
 inline constexpr std::size_t roomy_step = 8;
 
 /// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it
-/// back. A training in PyTorch allocates in one thread and frees in another: nine recorded ones, replayed by
-/// two threads in turn, have a mean utilisation of 0.950 with a 1024th and 0.943 with a 32nd, at the same
-/// driver time (bench/results/passes.txt). To stop them takes microseconds, and growth tens.
+/// back: to stop them takes microseconds, and growth tens.
 inline constexpr std::size_t idle_part = 1024;
 
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
@@ -23142,9 +23086,9 @@ namespace TARN_NAMESPACE {
 /// When and how far a cache_guard clears the cache. `every_nth` needs a counter that outlives the guards.
 struct cache_guard_options {
   std::size_t keep_bytes = 0;  ///< reserved bytes to keep
-  std::size_t only_if_free_below =
-      ~std::size_t{0};          ///< clears only while the device has less free memory than this, bytes
-  std::uint32_t every_nth = 1;  ///< clears in one of this many scopes
+  /// clears only while the device has less free memory than this, bytes
+  std::size_t only_if_free_below = ~std::size_t{0};
+  std::uint32_t every_nth = 1;                    ///< clears in one of this many scopes
   std::atomic<std::uint32_t>* counter = nullptr;  ///< counts the scopes so far; null: every scope
 };
 
@@ -23237,96 +23181,13 @@ compaction compact(Memory const& memory, source_location place = source_location
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/raii/copy.hpp
-// Typed stream-ordered copies between host and device, in any direction.
+// Typed stream-ordered copies between host and device, in any direction, and in_turn(), which orders work on
+// one stream after the earlier work of other streams and before their later work, on the device.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
-
-namespace TARN_NAMESPACE {
-
-namespace detail {
-
-/// @throws misuse  of kind `overlap`, with `what_to_do`, if the ranges share a byte
-inline void require_no_overlap(void const* from, std::size_t from_bytes, void const* to, std::size_t to_bytes,
-                               char const* what_to_do, source_location where) {
-  auto const source = reinterpret_cast<std::uintptr_t>(from);
-  auto const target = reinterpret_cast<std::uintptr_t>(to);
-  if (source < target + to_bytes && target < source + from_bytes)
-    throw at(where, misuse(misuse_kind::overlap, to, what_to_do));
-}
-
-}  // namespace detail
-
-/// Copies elements in stream order. The spans have the same number of elements and must not overlap.
-/// Asynchronous if both sides are device or pinned memory; otherwise the driver may wait. Keep pinned host
-/// memory alive until the stream has completed the copy.
-/// @throws length_error  the sizes differ; nothing is copied
-/// @throws cuda_error    the driver refused
-template <stream_driver Driver, class From, class To>
-  requires std::is_same_v<std::remove_const_t<From>, To>
-void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
-          source_location where = source_location::current()) {
-  static_assert(std::is_trivially_copyable_v<To>,
-                "tarn: only trivially copyable elements can be copied between host and device");
-  if (from.size() != to.size()) {
-    message<320> text;
-    text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
-    text.add(" elements to a span of ").add_number(static_cast<std::uint64_t>(to.size()));
-    text.add("; take a subspan of the longer one");
-    throw detail::at(where, length_error(text.view()));
-  }
-  if (from.empty()) return;
-  detail::must_succeed(driver, driver.copy(stream, to.data(), from.data(), from.size_bytes()), where);
-}
-
-/// Copies as copy() does, then waits on the host for the stream.
-template <stream_driver Driver, class From, class To>
-  requires std::is_same_v<std::remove_const_t<From>, To>
-void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
-               source_location where = source_location::current()) {
-  tarn::copy(driver, from, to, stream, where);
-  detail::must_succeed(driver, driver.synchronize_stream(stream), where);
-}
-
-}  // namespace TARN_NAMESPACE
-// ---- tarn/raii/device_buffer.hpp
-// device_buffer<T>: an owning, sized, uninitialised array in device memory with stream-ordered operations.
-
-#include <concepts>
-#include <cstddef>
-#include <span>
-#include <type_traits>
-#include <utility>
-
-// ---- tarn/driver/default_driver.hpp
-// The driver that a program means where it names none: CUDA's, or in a program without CUDA that of
-// <tarn/sim.hpp>.
-
-#if TARN_HAS_CUDA
-#endif
-
-namespace TARN_NAMESPACE::detail {
-
-// T makes the driver known only where it is used: <tarn/sim.hpp> may be included before or after the headers
-// that use it.
-#if TARN_HAS_CUDA
-template <class T>
-using default_driver = cuda_driver;
-#else
-/// Defined by <tarn/sim.hpp>. Without CUDA and without that header there is no default: name the resource, as
-/// in device_buffer<T, Pool>, or use make_device_buffer().
-template <class T>
-struct simulated_driver;
-template <class T>
-using default_driver = typename simulated_driver<T>::type;
-#endif
-
-}  // namespace TARN_NAMESPACE::detail
-// ---- tarn/raii/in_turn.hpp
-// in_turn(): orders work on one stream after the earlier work of other streams and before their later work,
-// on the device.
 
 // ---- tarn/raii/stream.hpp
 // Streams: an owning stream, and the identity of a stream that is not owned.
@@ -23540,6 +23401,87 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
     throw;
   }
 }
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE {
+
+namespace detail {
+
+/// @throws misuse  of kind `overlap`, with `what_to_do`, if the ranges share a byte
+inline void require_no_overlap(void const* from, std::size_t from_bytes, void const* to, std::size_t to_bytes,
+                               char const* what_to_do, source_location where) {
+  auto const source = reinterpret_cast<std::uintptr_t>(from);
+  auto const target = reinterpret_cast<std::uintptr_t>(to);
+  if (source < target + to_bytes && target < source + from_bytes)
+    throw at(where, misuse(misuse_kind::overlap, to, what_to_do));
+}
+
+}  // namespace detail
+
+/// Copies elements in stream order. The spans have the same number of elements and must not overlap.
+/// Asynchronous if both sides are device or pinned memory; otherwise the driver may wait. Keep pinned host
+/// memory alive until the stream has completed the copy.
+/// @throws length_error  the sizes differ; nothing is copied
+/// @throws cuda_error    the driver refused
+template <stream_driver Driver, class From, class To>
+  requires std::is_same_v<std::remove_const_t<From>, To>
+void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
+          source_location where = source_location::current()) {
+  static_assert(std::is_trivially_copyable_v<To>,
+                "tarn: only trivially copyable elements can be copied between host and device");
+  if (from.size() != to.size()) {
+    message<320> text;
+    text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
+    text.add(" elements to a span of ").add_number(static_cast<std::uint64_t>(to.size()));
+    text.add("; take a subspan of the longer one");
+    throw detail::at(where, length_error(text.view()));
+  }
+  if (from.empty()) return;
+  detail::must_succeed(driver, driver.copy(stream, to.data(), from.data(), from.size_bytes()), where);
+}
+
+/// Copies as copy() does, then waits on the host for the stream.
+template <stream_driver Driver, class From, class To>
+  requires std::is_same_v<std::remove_const_t<From>, To>
+void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
+               source_location where = source_location::current()) {
+  tarn::copy(driver, from, to, stream, where);
+  detail::must_succeed(driver, driver.synchronize_stream(stream), where);
+}
+
+}  // namespace TARN_NAMESPACE
+// ---- tarn/raii/device_buffer.hpp
+// device_buffer<T>: an owning, sized, uninitialised array in device memory with stream-ordered operations.
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/driver/default_driver.hpp
+// The driver that a program means where it names none: CUDA's, or in a program without CUDA that of
+// <tarn/sim.hpp>.
+
+#if TARN_HAS_CUDA
+#endif
+
+namespace TARN_NAMESPACE::detail {
+
+// T makes the driver known only where it is used: <tarn/sim.hpp> may be included before or after the headers
+// that use it.
+#if TARN_HAS_CUDA
+template <class T>
+using default_driver = cuda_driver;
+#else
+/// Defined by <tarn/sim.hpp>. Without CUDA and without that header there is no default: name the resource, as
+/// in device_buffer<T, Pool>, or use make_device_buffer().
+template <class T>
+struct simulated_driver;
+template <class T>
+using default_driver = typename simulated_driver<T>::type;
+#endif
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/raii/owned_elements.hpp
@@ -24909,30 +24851,6 @@ template <class Resource>
 #include <cstdint>
 #include <string>
 #include <string_view>
-
-// ---- tarn/core/concat.hpp
-// Concatenates strings.
-
-#include <cstddef>
-#include <initializer_list>
-#include <string>
-#include <string_view>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" +
-/// std::string(...)`: g++ 12 inlines that operator and then warns in the user's program (-Wrestrict), at -O2
-/// and above. @throws std::bad_alloc
-[[nodiscard]] inline std::string concat(std::initializer_list<std::string_view> parts) {
-  std::size_t size = 0;
-  for (std::string_view const part : parts) size += part.size();
-  std::string out;
-  out.reserve(size);
-  for (std::string_view const part : parts) out += part;
-  return out;
-}
-
-}  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE {
 

@@ -839,15 +839,8 @@ void collect_batches(device_buffer<T, Memory> const&&, batch_options const&, Res
 // ---- tarn/core/small_float.hpp
 #ifndef TARN_SINGLE_CORE_SMALL_FLOAT_HPP
 #define TARN_SINGLE_CORE_SMALL_FLOAT_HPP
-// float16, bfloat16, float8_e4m3, float8_e5m2: storage types for numbers, without arithmetic.
-
-#include <type_traits>
-
-// ---- tarn/core/float_format.hpp
-#ifndef TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
-#define TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
-// Binary floating-point formats and the conversions between them on bit patterns: rounding to nearest even to
-// a narrower format, and exact widening.
+// float16, bfloat16, float8_e4m3, float8_e5m2: storage types for numbers, without arithmetic. The conversions
+// work on bit patterns: rounding to nearest even to a narrower format, and exact widening.
 
 #include <cstdint>
 #include <type_traits>
@@ -976,10 +969,6 @@ template <class From>
 }
 
 }  // namespace detail
-}  // namespace TARN_NAMESPACE
-#endif  // TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
-
-namespace TARN_NAMESPACE {
 
 /// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format
 /// (__half,
@@ -2979,8 +2968,8 @@ class reserved_layer
   }
 
  private:
-  static constexpr std::size_t ended =
-      ~std::size_t{0};  ///< reserve() gives out no more than max_request_bytes
+  /// reserve() gives out no more than max_request_bytes
+  static constexpr std::size_t ended = ~std::size_t{0};
 
   [[nodiscard]] bool take(std::size_t bytes) noexcept {
     std::size_t left = left_.load(std::memory_order_relaxed);
@@ -3967,8 +3956,8 @@ struct oom_sizes {
 struct oom_retry_options {
   std::size_t least = 1;  ///< the smallest size to try; a start below it is tried all the same
   oom_search search = oom_search::downward;
-  std::size_t most =
-      ~std::size_t{0};        ///< upward: the largest size to try, even if `remember` knows a larger one
+  /// upward: the largest size to try, even if `remember` knows a larger one
+  std::size_t most = ~std::size_t{0};
   std::size_t tolerance = 1;  ///< upward: stops when a size larger by at most this has failed; 0 counts as 1
   oom_errors errors = oom_errors::tarns_own;
   oom_sizes* remember = nullptr;  ///< read before and updated after each call of f; must outlive the call

@@ -13,7 +13,6 @@
 
 #include "catch.hpp"
 #include "tarn/core/address_map.hpp"
-#include "tarn/core/counted.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"

@@ -9,7 +9,6 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
-#include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"

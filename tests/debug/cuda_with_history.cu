@@ -15,7 +15,7 @@
 #include "tarn/driver/nvtx_ranges.hpp"
 #include "tarn/policy/tagged.hpp"
 #include "tarn/report/by_tag.hpp"
-#include "tarn/report/line_profile_table.hpp"
+#include "tarn/report/line_profile.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/tarn.hpp"
 

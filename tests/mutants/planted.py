@@ -323,7 +323,7 @@ PLANTED = {
     "records of ended streams and threads are removed, and none too early": [
         Mutant(
             "the identity of a removed stream finds the domain of the next stream",
-            "pool/arena/stream_order.hpp",
+            "pool/arena/stream_table.hpp",
             "    (void)by_id_.erase(domain.id);\n",
             "",
         ),
@@ -1019,7 +1019,7 @@ PLANTED = {
         ),
         Mutant(
             "blocks of medium size are remapped like large ones",
-            "pool/pages/growth.hpp",
+            "pool/pages/growth_rules.hpp",
             "return slack_per_mille * (5 + min_of(often, std::size_t{3}));",
             "return slack_per_mille;",
             finder="tests/pool/memory_left.cpp",
@@ -2301,28 +2301,28 @@ PLANTED = {
         ),
         Mutant(
             "a large pool exceeds its live peak by the finest handles",
-            "pool/pages/growth.hpp",
+            "pool/pages/growth_rules.hpp",
             "return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;",
             "return reserved >= peak && bytes > 1_MiB;",
             finder="tests/pool/growth.cpp",
         ),
         Mutant(
             "each block of a large pool gets a handle of its own",
-            "pool/pages/growth.hpp",
+            "pool/pages/growth_rules.hpp",
             "return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;",
             "return (void(peak), void(bytes), usual_granule);",
             finder="tests/pool/growth.cpp",
         ),
         Mutant(
             "blocks of whole granules share handles",
-            "pool/pages/growth.hpp",
+            "pool/pages/growth_rules.hpp",
             "return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;",
             "return (void(bytes), peak >= 2048_MiB) ? std::size_t{8_MiB} : usual_granule;",
             finder="tests/pool/growth.cpp",
         ),
         Mutant(
             "a small pool leaves the free parts of handles beside whole ones",
-            "pool/pages/growth.hpp",
+            "pool/pages/growth_rules.hpp",
             "return peak < 768_MiB || left < peak / 48;",
             "return left < peak / 48;",
             finder="tests/pool/page_choice.cpp",
@@ -2350,7 +2350,7 @@ PLANTED = {
         ),
         Mutant(
             "each block gets a segment of its own",
-            "pool/pages/growth.hpp",
+            "pool/pages/growth_rules.hpp",
             "if (unused <= a.peak_of(part) / 16) return bytes;",
             "if (unused <= a.peak_of(part)) return bytes;",
             finder="tests/pool/growth.cpp",
@@ -2577,7 +2577,7 @@ PLANTED = {
         ),
         Mutant(
             "a stream that was destroyed is gone in one part only",
-            "pool/arena/stream_order.hpp",
+            "pool/arena/stream_table.hpp",
             "for (domain_ref d = newest; d != neutral; d = domains_[d]->next_of_stream) domains_[d]->gone = true;",
             "if (newest != neutral) domains_[newest]->gone = true;",
             finder="tests/pool/heap_parts.cpp",
@@ -2829,7 +2829,7 @@ PLANTED = {
         ),
         Mutant(
             "a capture does not get what its owner freed outside",
-            "pool/arena/stream_order.hpp",
+            "pool/arena/stream_table.hpp",
             "    if (part_ref const beside = parts_[taker].beside; beside != common) f(beside);\n",
             "",
             finder="tests/raii/graph_memory.cpp",

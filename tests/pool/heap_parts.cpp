@@ -7,7 +7,7 @@
 
 #include "catch.hpp"
 #include "tarn/pool/arena/arena.hpp"
-#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/arena/stream_table.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 
 using namespace tarn;

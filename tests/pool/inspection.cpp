@@ -15,7 +15,7 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/pool/inspection/inspection.hpp"
-#include "tarn/pool/pages/growth_notes.hpp"
+#include "tarn/pool/pages/growth.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;

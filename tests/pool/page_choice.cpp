@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/pool/pages/growth_rules.hpp"
 #include "tarn/pool/pages/page_choice.hpp"
 
 using namespace tarn;

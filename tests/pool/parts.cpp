@@ -18,7 +18,7 @@
 #include "tarn/pool/arena/range_index.hpp"
 #include "tarn/pool/arena/run.hpp"
 #include "tarn/pool/arena/size_class.hpp"
-#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/arena/stream_table.hpp"
 #include "tarn/pool/cache/magazine.hpp"
 #include "tarn/pool/cache/owner_lock.hpp"
 #include "tarn/pool/pages/growth.hpp"

@@ -2,7 +2,7 @@
 // The domains of short-lived streams, including the default streams of threads that end. No domain is kept
 // forever, and none is forgotten while its work runs.
 
-#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/arena/stream_table.hpp"
 
 #include <cstdint>
 #include <thread>

@@ -24,7 +24,7 @@
 #include "tarn/report/summary.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/sim.hpp"
-#include "tarn/source/missing_pages.hpp"
+#include "tarn/source/refusal.hpp"
 #include "tarn/transfer/available_memory.hpp"
 
 using namespace tarn;

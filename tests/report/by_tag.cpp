@@ -5,7 +5,7 @@
 #include "tarn/debug/with_history.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/report/line_profile_table.hpp"
+#include "tarn/report/line_profile.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;

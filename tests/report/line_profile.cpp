@@ -6,7 +6,6 @@
 
 #include "catch.hpp"
 #include "tarn/raii/device_buffer.hpp"
-#include "tarn/report/line_profile_table.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "tarn/driver/nvtx_memory.hpp"
+#include "tarn/driver/cuda_memory_tool.hpp"
 #include "tarn/tarn.hpp"
 
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdio>
 
-#include "tarn/driver/nvtx_memory.hpp"
+#include "tarn/driver/cuda_memory_tool.hpp"
 
 int main() {
   tarn::nvtx_memory const tool = tarn::nvtx_memory::attached();

@@ -168,8 +168,8 @@ class creating_process {
 
  private:
   std::uint64_t number_ = at_fork::process();
-  std::atomic<std::uint64_t> const* now_ =
-      &at_fork::registry.process;  ///< of the constructing module; another one may ask
+  /// of the constructing module; another one may ask
+  std::atomic<std::uint64_t> const* now_ = &at_fork::registry.process;
 };
 
 /// Identifies the calling thread among the running ones, in all modules of the process.

@@ -12,7 +12,7 @@
 #include "tarn/core/any_error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/source_location.hpp"
-#include "tarn/core/text_prefix.hpp"
+#include "tarn/core/text.hpp"
 
 namespace TARN_NAMESPACE {
 
@@ -147,8 +147,8 @@ struct memory_report {
   std::size_t limit = unknown;               ///< the limit that refused, if one did
   std::size_t limit_used = unknown;          ///< bytes that all users of that limit hold
   std::size_t headroom = unknown;            ///< the headroom that refused, if one did
-  std::size_t lacking =
-      unknown;  ///< bytes that must become free first, on the device or under `limit`, if wake() refused
+  /// bytes that must become free first, on the device or under `limit`, if wake() refused
+  std::size_t lacking = unknown;
   char const* refused_by = "the device";  ///< which layer refused: "limited", "the device", ...; static
   char const* call = nullptr;             ///< the driver call that failed, if one did; static storage
   char const* reason = nullptr;    ///< why it failed, as a source of the user's reports it; static storage

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
-#include "tarn/core/text_prefix.hpp"
+#include "tarn/core/text.hpp"
 
 namespace TARN_NAMESPACE {
 

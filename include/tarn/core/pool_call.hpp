@@ -15,7 +15,6 @@
 #include "tarn/core/owned.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sleeping.hpp"
-#include "tarn/core/two_graph_owners.hpp"
 
 // How a call is made on a layer `l`. A layer for which the expression does not compile does not have the
 // call.

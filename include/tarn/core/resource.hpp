@@ -20,7 +20,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tarn/core/device.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/stream.hpp"
 

@@ -90,8 +90,8 @@ class sequence {
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
 
  private:
-  static constexpr std::size_t element_bytes =
-      sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  static constexpr std::size_t element_bytes = sizeof(T);
   /// Doubling the bytes must not overflow.
   static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
 

@@ -27,8 +27,8 @@ struct compaction {
   std::size_t released = 0;  ///< physical memory given back
   std::size_t live = 0;  ///< in live blocks, and in runs of small blocks; thread caches in use are included
   std::size_t stretches = 0;  ///< of contiguous live bytes, counted in each handle; 0 of a pool over blocks
-  std::size_t reserved =
-      0;  ///< held afterwards: `live`, and less than a granule at each end of a stretch; or segments
+  /// held afterwards: `live`, and less than a granule at each end of a stretch; or segments
+  std::size_t reserved = 0;
 };
 
 }  // namespace TARN_NAMESPACE

@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A non-owning reference to a stream: the driver's handle and, if known, the stream's identity.
+// A non-owning reference to a stream: the driver's handle and, if known, the stream's identity. And the
+// device ordinal as a type.
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 
 #include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE {
+
+/// A device by its ordinal, as cudaSetDevice numbers them.
+struct device_id {
+  int value = 0;
+  constexpr device_id() noexcept = default;
+  constexpr device_id(int ordinal) noexcept : value(ordinal) {}  // NOLINT: an ordinal is a device
+  friend constexpr bool operator==(device_id, device_id) noexcept = default;
+};
+
+}  // namespace TARN_NAMESPACE
 
 struct CUstream_st;
 

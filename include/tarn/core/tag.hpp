@@ -14,7 +14,7 @@
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/scope_chain.hpp"
 #include "tarn/core/spin_lock.hpp"
-#include "tarn/core/text_prefix.hpp"
+#include "tarn/core/text.hpp"
 
 namespace TARN_NAMESPACE {
 

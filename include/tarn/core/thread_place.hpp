@@ -80,8 +80,8 @@ class place_holder {
   }
 
  private:
-  static inline thread_local constinit bool over =
-      false;  ///< code that runs later, in other destructors, has no place
+  /// code that runs later, in other destructors, has no place
+  static inline thread_local constinit bool over = false;
 };
 
 }  // namespace TARN_NAMESPACE::detail

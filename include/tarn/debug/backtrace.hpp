@@ -4,7 +4,7 @@
 // before glibc 2.34. Link the program with -rdynamic to get the names of its own functions; otherwise
 // addresses are offsets in their file, for addr2line.
 
-#include "tarn/debug/call_stack.hpp"
+#include "tarn/debug/memory_history.hpp"
 
 #if defined(__has_include)
 #if __has_include(<execinfo.h>) && __has_include(<dlfcn.h>) && __has_include(<cxxabi.h>)

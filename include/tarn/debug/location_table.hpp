@@ -8,7 +8,7 @@
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/source_location.hpp"
-#include "tarn/debug/call_stack.hpp"
+#include "tarn/debug/memory_history.hpp"
 
 namespace TARN_NAMESPACE::detail {
 

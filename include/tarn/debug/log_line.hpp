@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "tarn/core/message.hpp"
-#include "tarn/core/text_prefix.hpp"
+#include "tarn/core/text.hpp"
 #include "tarn/debug/logged.hpp"
 
 namespace TARN_NAMESPACE {

@@ -16,7 +16,6 @@
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/tag.hpp"
-#include "tarn/debug/call_stack.hpp"
 #include "tarn/debug/history_log.hpp"
 #include "tarn/debug/memory_history.hpp"
 #include "tarn/policy/compose.hpp"
@@ -38,8 +37,8 @@ struct with_history {
   /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start,
   /// steady from then on.
   std::uint64_t (*clock)() = nullptr;
-  std::size_t locations =
-      65'536;  ///< distinct lines, or stacks, that are stored; further ones have no location
+  /// distinct lines, or stacks, that are stored; further ones have no location
+  std::size_t locations = 65'536;
 
   template <class Upstream>
   using layer = with_history_layer<Upstream>;

@@ -20,7 +20,6 @@
 #include "tarn/driver/cuda_entry_points.hpp"
 #include "tarn/driver/cuda_memory_tool.hpp"
 #include "tarn/driver/cuda_scope.hpp"
-#include "tarn/driver/cuda_status.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/nvml.hpp"
 #include "tarn/driver/sharing_driver.hpp"
@@ -465,8 +464,8 @@ class basic_cuda_driver {
     });
   }
   status import_pages(page_export const& exported, page_handle& handle) const noexcept {
-    page_export copy =
-        exported;  // CUDA takes a fabric token by a pointer to non-const, and a descriptor in place of one
+    // CUDA takes a fabric token by a pointer to non-const, and a descriptor in place of one
+    page_export copy = exported;
     void* const from = copy.type == allocation_handle_type::fabric
                            ? static_cast<void*>(copy.fabric.data())
                            : reinterpret_cast<void*>(static_cast<std::intptr_t>(copy.descriptor));
@@ -671,8 +670,8 @@ class basic_cuda_driver {
   }
   // In cuda.h since 12.4.
   static constexpr int fabric_supported = 128;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
-  static constexpr auto fabric_handles =
-      static_cast<CUmemAllocationHandleType>(8);  // CU_MEM_HANDLE_TYPE_FABRIC
+  // CU_MEM_HANDLE_TYPE_FABRIC
+  static constexpr auto fabric_handles = static_cast<CUmemAllocationHandleType>(8);
   [[nodiscard]] static CUmemAllocationHandleType native(allocation_handle_type type) noexcept {
     switch (type) {
       case allocation_handle_type::posix_file_descriptor:

@@ -1,17 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Entry points of the CUDA driver library, found through the runtime. They are the calls that only the driver
-// library has (virtual memory management, contexts), or that it answers faster than the runtime (stream
-// identities). Nothing links to libcuda, and a program starts without an installed driver.
+// Entry points of the CUDA driver library, found through the runtime, and its error codes as tarn's failure
+// kinds. They are the calls that only the driver library has (virtual memory management, contexts), or that
+// it answers faster than the runtime (stream identities). Nothing links to libcuda, and a program starts
+// without an installed driver. The runtime and the driver use the same error numbers (since CUDA 10.1), so
+// one table serves both.
 
 #include <cuda.h>
-
+#include <cuda_runtime_api.h>
 #include <cstddef>
 #include <type_traits>
 
-#include "tarn/driver/cuda_status.hpp"
+#include "tarn/core/config.hpp"
+#include "tarn/core/error.hpp"
+
+#if CUDART_VERSION < 12000
+#error "tarn needs CUDA 12 or later, or TARN_NO_CUDA"
+#include <tarn-needs-CUDA-12>  // ends the compilation: what follows would only be errors that mislead
+#endif
 
 namespace TARN_NAMESPACE::detail {
+
+/// Returns the kind of a code; `other` for codes not listed.
+[[nodiscard]] constexpr failure cuda_failure(int code) noexcept {
+  switch (code) {
+    case cudaSuccess:
+      return failure::none;
+    case cudaErrorNotReady:
+      return failure::not_ready;
+    case cudaErrorMemoryAllocation:
+      return failure::out_of_memory;
+    case cudaErrorCudartUnloading:  // also CUDA_ERROR_DEINITIALIZED, but not
+      return failure::unloading;    // cudaErrorContextIsDestroyed, which a destroyed stream may return
+    case cudaErrorNotSupported:
+    case cudaErrorCallRequiresNewerDriver:
+      return failure::unsupported;
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorStubLibrary:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorSystemDriverMismatch:
+    case cudaErrorCompatNotSupportedOnDevice:
+      return failure::no_device;
+    default:
+      return failure::other;
+  }
+}
+
+/// Out of line: called on failure only.
+[[nodiscard]] TARN_NOINLINE inline status cuda_failed(cudaError_t code, char const* call) noexcept {
+  failure const kind = cuda_failure(static_cast<int>(code));
+  // The runtime keeps the last error for the next query. Errors that tarn handles itself (by a retry, another
+  // source, a typed error) must not show up in a caller's later check; kernel errors must.
+  if (kind != failure::other && kind != failure::unloading) (void)cudaGetLastError();
+  return {kind, static_cast<int>(code), cudaGetErrorName(code), call};
+}
+
+/// Converts the result of a runtime call.
+[[nodiscard]] inline status cuda_status(cudaError_t code, char const* call) noexcept {
+  if (code == cudaSuccess) return {failure::none, 0, "", call};
+  return cuda_failed(code, call);
+}
 
 /// The entry points and the result of looking them up. A call that this driver lacks is null; if `found` is a
 /// failure, all of them are.

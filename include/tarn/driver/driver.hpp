@@ -50,7 +50,6 @@
 #include <concepts>
 #include <cstddef>
 
-#include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/property.hpp"

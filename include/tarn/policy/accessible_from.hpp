@@ -10,12 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/stream.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
-#include "tarn/source/missing_pages.hpp"
 #include "tarn/source/refusal.hpp"
 
 namespace TARN_NAMESPACE {

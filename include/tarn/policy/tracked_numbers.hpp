@@ -41,7 +41,6 @@
 #include "tarn/core/thread_place.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/policy/tracked_slot.hpp"
-#include "tarn/policy/tracked_statistics.hpp"
 
 namespace TARN_NAMESPACE::detail {
 

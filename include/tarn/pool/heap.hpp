@@ -42,9 +42,10 @@
 #include "tarn/pool/order/reclaim.hpp"
 #include "tarn/pool/other_pools.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
+#include "tarn/pool/pages/growth_rules.hpp"
 #include "tarn/pool/pages/memory_left.hpp"
 #include "tarn/pool/pages/pool_growth.hpp"
-#include "tarn/source/missing_pages.hpp"
+#include "tarn/source/refusal.hpp"
 
 namespace TARN_NAMESPACE::detail {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting
-// range.
+// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a range.
 //
 //   - a request above a limit below the pool is refused at once
 //   0 small pools   grow at once: below roomy_limit speed matters more than memory
@@ -18,8 +17,7 @@
 // A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a
 // second time.
 //
-// One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which
-// invalidates everything looked up before.
+// One thread climbs at a time. The hot lock is released around driver calls, which voids what was looked up.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +34,7 @@
 #include "tarn/pool/order/reclaim.hpp"
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
+#include "tarn/pool/pages/growth_rules.hpp"
 #include "tarn/pool/pages/memory_left.hpp"
 #include "tarn/pool/tool/described_blocks.hpp"
 #include "tarn/source/refusal.hpp"
@@ -51,9 +50,7 @@ inline constexpr std::size_t roomy_part = 64;
 inline constexpr std::size_t roomy_step = 8;
 
 /// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it
-/// back. A training in PyTorch allocates in one thread and frees in another: nine recorded ones, replayed by
-/// two threads in turn, have a mean utilisation of 0.950 with a 1024th and 0.943 with a 32nd, at the same
-/// driver time (bench/results/passes.txt). To stop them takes microseconds, and growth tens.
+/// back: to stop them takes microseconds, and growth tens.
 inline constexpr std::size_t idle_part = 1024;
 
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.

@@ -14,9 +14,9 @@ namespace TARN_NAMESPACE {
 /// When and how far a cache_guard clears the cache. `every_nth` needs a counter that outlives the guards.
 struct cache_guard_options {
   std::size_t keep_bytes = 0;  ///< reserved bytes to keep
-  std::size_t only_if_free_below =
-      ~std::size_t{0};          ///< clears only while the device has less free memory than this, bytes
-  std::uint32_t every_nth = 1;  ///< clears in one of this many scopes
+  /// clears only while the device has less free memory than this, bytes
+  std::size_t only_if_free_below = ~std::size_t{0};
+  std::uint32_t every_nth = 1;                    ///< clears in one of this many scopes
   std::atomic<std::uint32_t>* counter = nullptr;  ///< counts the scopes so far; null: every scope
 };
 

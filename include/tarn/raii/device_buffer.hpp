@@ -15,7 +15,6 @@
 #include "tarn/driver/default_driver.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/raii/copy.hpp"
-#include "tarn/raii/in_turn.hpp"
 #include "tarn/raii/owned_elements.hpp"
 #include "tarn/raii/stream.hpp"
 

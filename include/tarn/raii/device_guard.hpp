@@ -3,9 +3,9 @@
 // device_guard: sets the current device for a scope.
 
 #include "tarn/core/config.hpp"
-#include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/scope_chain.hpp"
+#include "tarn/core/stream.hpp"
 #include "tarn/driver/driver.hpp"
 
 #if TARN_HAS_CUDA

@@ -9,10 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "tarn/core/concat.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/shared_resource.hpp"
-#include "tarn/core/text_prefix.hpp"
+#include "tarn/core/text.hpp"
 #include "tarn/debug/memory_history.hpp"
 #include "tarn/report/summary.hpp"
 #include "tarn/report/utf8.hpp"

@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "tarn/core/concat.hpp"
 #include "tarn/core/config.hpp"
-#include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/core/text.hpp"
 #include "tarn/driver/default_driver.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/other_pools.hpp"

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "tarn/core/concat.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/text.hpp"
 
 namespace TARN_NAMESPACE {
 
@@ -34,8 +34,8 @@ struct pool_share {
 
 /// One row of the table.
 struct memory_row {
-  int depth =
-      0;  ///< 0: the total; 1: its parts, which add up to it; 2: parts of this process; 3: parts of a pool
+  /// 0: the total; 1: its parts, which add up to it; 2: parts of this process; 3: parts of a pool
+  int depth = 0;
   std::string name;
   std::optional<std::int64_t> bytes;  ///< none: unknown
   std::string how;                    ///< source of the figure, unless it is a plain count
@@ -59,8 +59,8 @@ struct memory_explanation {
       other_allocations;               ///< part of outside_pools: the rest, including modules loaded later
   std::vector<pool_share> pools;       ///< in the device's memory
   std::vector<pool_share> host_pools;  ///< in host or managed memory: not part of the sum
-  std::size_t other_pools =
-      0;  ///< reserved by pools of this process on the device that are not among `pools`
+  /// reserved by pools of this process on the device that are not among `pools`
+  std::size_t other_pools = 0;
   std::size_t other_pool_count = 0;
   std::string gap;  ///< why processes are unknown; empty if they are known
 

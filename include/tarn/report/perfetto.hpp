@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/concat.hpp"
+#include "tarn/core/text.hpp"
 #include "tarn/report/json_text.hpp"
 #include "tarn/report/snapshot.hpp"
 

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "tarn/core/error.hpp"
-#include "tarn/core/text_prefix.hpp"
+#include "tarn/core/text.hpp"
 #include "tarn/report/perfetto.hpp"
 #include "tarn/report/pickle.hpp"
 #include "tarn/report/snapshot.hpp"

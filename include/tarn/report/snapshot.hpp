@@ -32,8 +32,8 @@ struct snapshot_block {
   std::uint32_t tag = 0;       ///< index into snapshot::tags
   std::uint32_t location = 0;  ///< index into snapshot::locations
   std::uint64_t time_ns = 0;   ///< of the allocation, since snapshot::started_ns
-  std::uint64_t graph_memory =
-      0;  ///< that a block is deferred for which a capture freed, counted from 1; 0 if none
+  /// that a block is deferred for which a capture freed, counted from 1; 0 if none
+  std::uint64_t graph_memory = 0;
 };
 
 enum class segment_kind : std::uint8_t {

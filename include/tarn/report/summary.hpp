@@ -9,9 +9,8 @@
 #include <string>
 #include <string_view>
 
-#include "tarn/core/concat.hpp"
 #include "tarn/core/min_max.hpp"
-#include "tarn/core/text_prefix.hpp"
+#include "tarn/core/text.hpp"
 #include "tarn/report/stats.hpp"
 
 namespace TARN_NAMESPACE {

@@ -60,8 +60,8 @@ class viewer_history {
  private:
   struct block {
     std::size_t bytes = 0;
-    snapshot_segment const* own =
-        nullptr;            ///< the segment of which it is the only block, and that is added with it
+    /// the segment of which it is the only block, and that is added with it
+    snapshot_segment const* own = nullptr;
     bool has_own = false;   ///< a segment was created for it
     bool deferred = false;  ///< and its free is not undone yet
   };

@@ -20,7 +20,7 @@
 #include "tarn/sharing/descriptor.hpp"
 #include "tarn/sharing/page_pin.hpp"
 #include "tarn/sharing/shared_event.hpp"
-#include "tarn/sharing/sharing_timeout.hpp"
+#include "tarn/sharing/sharing_error.hpp"
 
 namespace TARN_NAMESPACE {
 

@@ -28,7 +28,7 @@
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/sharing/block_description.hpp"
 #include "tarn/sharing/exported_block.hpp"
-#include "tarn/sharing/sharing_timeout.hpp"
+#include "tarn/sharing/sharing_error.hpp"
 #include "tarn/sharing/unix_socket.hpp"
 
 namespace TARN_NAMESPACE {

@@ -13,7 +13,6 @@
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/sharing/sharing_error.hpp"
-#include "tarn/sharing/sharing_timeout.hpp"
 
 namespace TARN_NAMESPACE {
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// sharing_error: why memory could not be shared with another process.
+// sharing_error: why memory could not be shared with another process. sharing_timeout: how long calls wait
+// for that process.
 
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string_view>
@@ -9,6 +11,16 @@
 #include "tarn/core/error.hpp"
 
 namespace TARN_NAMESPACE {
+
+/// How long one step of the other process may take.
+inline constexpr std::chrono::milliseconds default_sharing_timeout{30'000};
+
+namespace detail {
+
+/// A longer limit counts as this one, which can be added to the time of any clock.
+inline constexpr std::chrono::milliseconds longest_wait = std::chrono::hours(24 * 365);
+
+}  // namespace detail
 
 /// Why memory could not be shared.
 enum class sharing_failure : std::uint8_t {

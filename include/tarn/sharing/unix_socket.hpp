@@ -18,7 +18,6 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/sharing/descriptor.hpp"
 #include "tarn/sharing/sharing_error.hpp"
-#include "tarn/sharing/sharing_timeout.hpp"
 
 namespace TARN_NAMESPACE::detail {
 

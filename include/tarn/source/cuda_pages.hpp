@@ -12,7 +12,6 @@
 #include "tarn/core/source_location.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/sharing_driver.hpp"
-#include "tarn/source/missing_pages.hpp"
 #include "tarn/source/plain_block.hpp"
 #include "tarn/source/refusal.hpp"
 #if TARN_HAS_CUDA

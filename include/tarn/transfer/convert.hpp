@@ -15,7 +15,6 @@
 #include "tarn/driver/host_convert.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
-#include "tarn/raii/in_turn.hpp"
 
 #if TARN_HAS_CUDA
 #include "tarn/driver/cuda_convert.hpp"

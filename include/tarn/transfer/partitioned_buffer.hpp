@@ -11,9 +11,9 @@
 
 #include "tarn/core/message.hpp"
 #include "tarn/driver/all_work.hpp"
+#include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_guard.hpp"
-#include "tarn/raii/in_turn.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/transfer/partition.hpp"
 #include "tarn/transfer/peer_copy.hpp"

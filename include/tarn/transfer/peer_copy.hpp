@@ -9,7 +9,6 @@
 #include "tarn/core/message.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
-#include "tarn/raii/in_turn.hpp"
 
 namespace TARN_NAMESPACE {
 

@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
-#include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/core/stream.hpp"
 
 namespace TARN_NAMESPACE {
 

@@ -133,8 +133,8 @@ class reserved_layer
   }
 
  private:
-  static constexpr std::size_t ended =
-      ~std::size_t{0};  ///< reserve() gives out no more than max_request_bytes
+  /// reserve() gives out no more than max_request_bytes
+  static constexpr std::size_t ended = ~std::size_t{0};
 
   [[nodiscard]] bool take(std::size_t bytes) noexcept {
     std::size_t left = left_.load(std::memory_order_relaxed);

@@ -36,8 +36,8 @@ struct oom_sizes {
 struct oom_retry_options {
   std::size_t least = 1;  ///< the smallest size to try; a start below it is tried all the same
   oom_search search = oom_search::downward;
-  std::size_t most =
-      ~std::size_t{0};        ///< upward: the largest size to try, even if `remember` knows a larger one
+  /// upward: the largest size to try, even if `remember` knows a larger one
+  std::size_t most = ~std::size_t{0};
   std::size_t tolerance = 1;  ///< upward: stops when a size larger by at most this has failed; 0 counts as 1
   oom_errors errors = oom_errors::tarns_own;
   oom_sizes* remember = nullptr;  ///< read before and updated after each call of f; must outlive the call

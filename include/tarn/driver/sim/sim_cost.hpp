@@ -88,8 +88,8 @@ struct sim_costs {
   double on_device_rate = 2'000;
   double fill_rate = 4'000;
   double pinned_rate = 53;  ///< host to device or back, chunks of 4 MiB
-  double peer_rate =
-      450;  ///< between devices with peer access: one direction of NVLink 4, from its data sheet
+  /// between devices with peer access: one direction of NVLink 4, from its data sheet
+  double peer_rate = 450;
   double staged_rate = 25;  ///< between devices without it, through the host: half of pinned_rate; estimated
   double pageable_rate = 8.4;
 

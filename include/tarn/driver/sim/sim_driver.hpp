@@ -13,7 +13,6 @@
 #include <new>
 #include <utility>
 
-#include "tarn/core/device.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/captured_handles.hpp"

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tarn/core/at_fork.hpp"
-#include "tarn/core/device.hpp"
+#include "tarn/core/stream.hpp"
 #include "tarn/driver/driver_call.hpp"
 #include "tarn/driver/sim/sim_async.hpp"
 #include "tarn/driver/sim/sim_cost.hpp"

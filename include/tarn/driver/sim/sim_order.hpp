@@ -35,11 +35,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tarn/core/concat.hpp"
 #include "tarn/core/message.hpp"
-#include "tarn/driver/sim/sim_access.hpp"
+#include "tarn/core/text.hpp"
 #include "tarn/driver/sim/sim_agents.hpp"
 #include "tarn/driver/sim/sim_memory.hpp"
+#include "tarn/driver/sim/sim_work.hpp"
 
 namespace TARN_NAMESPACE {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "tarn/core/concat.hpp"
+#include "tarn/core/text.hpp"
 #include "tarn/driver/sim/sim_capture.hpp"
 #include "tarn/driver/sim/sim_memory.hpp"
 #include "tarn/driver/sim/sim_order.hpp"

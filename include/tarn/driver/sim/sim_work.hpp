@@ -1,16 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Operations of simulated streams: kernels, copies and fills, with the bytes that each accesses.
+// Operations of simulated streams: kernels, copies and fills, with the bytes that each reads or writes.
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <utility>
 #include <vector>
 
-#include "tarn/driver/sim/sim_access.hpp"
 #include "tarn/driver/sim/sim_memory.hpp"
+
+namespace TARN_NAMESPACE {
+
+/// Whether simulated work reads or writes.
+enum class sim_use : std::uint8_t { reads, writes };
+
+/// Bytes that simulated work accesses.
+struct sim_access {
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+  sim_use use = sim_use::reads;
+};
+[[nodiscard]] constexpr sim_access sim_reads(void const* p, std::size_t bytes) noexcept {
+  return {p, bytes, sim_use::reads};
+}
+[[nodiscard]] constexpr sim_access sim_writes(void const* p, std::size_t bytes) noexcept {
+  return {p, bytes, sim_use::writes};
+}
+
+}  // namespace TARN_NAMESPACE
 
 namespace TARN_NAMESPACE::detail {
 

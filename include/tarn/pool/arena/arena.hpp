@@ -22,7 +22,7 @@
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/arena/run.hpp"
 #include "tarn/pool/arena/size_class.hpp"
-#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/arena/stream_table.hpp"
 
 namespace TARN_NAMESPACE::detail {
 

@@ -81,8 +81,8 @@ class live_window {
   std::size_t peak_[steps] = {};  ///< live peaks of the steps, the current one first
   unsigned ended_ = 0;            ///< steps that ended, up to all
   std::size_t factor_ = first_factor;
-  std::size_t before_ =
-      0;  ///< most reserved bytes before a release, since a release was last a mistake; 0 if there was none
+  /// most reserved bytes before a release, since a release was last a mistake; 0 if there was none
+  std::size_t before_ = 0;
   std::size_t after_ = 0;  ///< reserved bytes after the last release
 };
 

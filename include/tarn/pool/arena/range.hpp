@@ -55,8 +55,8 @@ struct range {
   std::uint32_t view_or_split = 0;
   std::uint32_t segment = 0;  ///< index of the upstream block, for pools over blocks
   domain_ref domain = neutral;
-  std::uint16_t generation =
-      0;  ///< of a live range: the last bits of its domain's generation when it was taken
+  /// of a live range: the last bits of its domain's generation when it was taken
+  std::uint16_t generation = 0;
   range_state state = range_state::unused;
   zone where = zone::smaller;
   bool at_end = false;     ///< in an index: a hole follows, so it may be extended, see range_index

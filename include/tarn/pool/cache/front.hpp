@@ -19,7 +19,6 @@
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
-#include "tarn/core/counted.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/block_request.hpp"

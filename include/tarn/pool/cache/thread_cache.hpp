@@ -11,11 +11,10 @@
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
-#include "tarn/core/counted.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/wait.hpp"
-#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/arena/stream_table.hpp"
 #include "tarn/pool/cache/magazine.hpp"
 #include "tarn/pool/cache/owner_lock.hpp"
 

@@ -17,7 +17,7 @@
 #include "tarn/driver/captured_handles.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
-#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/arena/stream_table.hpp"
 #include "tarn/pool/cache/thread_cache.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
 #include "tarn/pool/graph/open_captures.hpp"

@@ -252,8 +252,8 @@ class graph_memories {
 
  private:
   using life = graph_parts::life;
-  static constexpr std::size_t deferred_at_least =
-      64;  ///< blocks of each capture for which there is room beforehand
+  /// blocks of each capture for which there is room beforehand
+  static constexpr std::size_t deferred_at_least = 64;
 
   /// @param captured  whether captures take from it @throws std::bad_alloc: nothing has changed
   [[nodiscard]] part_ref make_part(graph_parts& owner, bool captured) {

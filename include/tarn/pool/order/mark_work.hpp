@@ -13,7 +13,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
-#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/arena/stream_table.hpp"
 
 namespace TARN_NAMESPACE::detail {
 

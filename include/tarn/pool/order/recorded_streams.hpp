@@ -30,7 +30,7 @@
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
-#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/arena/stream_table.hpp"
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/order/block_table.hpp"
 #include "tarn/pool/order/mark_work.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
+// The request that the ladder passes to a growth, the counters of every growth, by pages or by segments, and
+// a ring of its latest records.
 
 #include <atomic>
 #include <cstddef>
@@ -9,126 +10,60 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/counter.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
-#include "tarn/pool/pages/growth_notes.hpp"
 #include "tarn/pool/pool_state.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
-/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be remapped
-/// only if it is free, so waste grows with the handle's size relative to the pool's, while driver calls
-/// become fewer. These bounds keep utilisation at 0.95 or more on the recorded traces above 1 GiB, and the
-/// first pass below the driver time of PyTorch's expandable segments. bench/results/frontier.txt has the
-/// alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that is still small
-/// starts with small handles, which fit anywhere later; with 8 MiB below 2 GiB, small pools would hold up to
-/// 4 % less, but the first pass of large ones would take up to 1.7 times the driver time.
-[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  return min_of(max_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}), std::size_t{96_MiB});
-}
+enum class growth_change : std::uint8_t { made, given_back };
 
-/// The same where `left` more bytes can be created, which the device or a limit bounds: handles get finer as
-/// memory becomes scarce, down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles that are
-/// partly used. With the part 768, all eight recorded traces finish in 1.02 times their peak and seven
-/// in 1.01 (`tarn_replay --cap`), for 3 to 36 times the driver time of a first pass with ample memory; 256
-/// saves half of that time, and two traces do not finish in 1.02.
-[[nodiscard]] constexpr std::size_t handle_limit_near_full(std::size_t left) noexcept {
-  return max_of(align_down(left / 768, usual_granule), usual_granule);
-}
+struct growth_note {
+  std::uint64_t time = 0;  ///< from the clock
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  growth_change what = growth_change::made;
+};
 
-/// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a small
-/// pool that already reserves its live peak, `peak` bytes with the request. There a handle of the usual size
-/// is a large part of the pool. Without this rule `cupy_flow_cg` (0.4 GiB) has a utilisation of 0.87 after 20
-/// passes and creeps by 9 %; with it 0.93 and 0.9 %, for twice the driver time of the first pass. Traces that
-/// become larger are as before: finer handles from the start would give them up to a third more driver time.
-/// Requests up to 1 MiB share handles anyway.
-[[nodiscard]] constexpr bool needs_finest_handles(std::size_t peak, std::size_t reserved,
-                                                  std::size_t bytes) noexcept {
-  return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;
-}
+/// Until open(), a record costs one null pointer check, next to driver calls of microseconds.
+class growth_notes {
+ public:
+  using clock_type = std::uint64_t (*)() noexcept;
 
-/// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used handles
-/// before whole handles: in a pool whose live peak, `peak` bytes, is small, since there these parts are a
-/// large share, and where less than a 48th of it, `left` bytes, can still be created.
-///
-/// In small pools: `cupy_flow_cg` and ten traces with its sizes multiplied by 0.62 to 1.55 have a mean
-/// utilisation of 0.930 instead of 0.911, and two streams that pass memory on hold 1.108 instead of 1.137
-/// times the live peak (six seeds), at the same driver time. With a bound of 512 MiB the first gain is two
-/// thirds of that. In every pool, first passes over creeping sizes and requests of random length take 1.7
-/// and 1.3 times the driver time and hold as much. Where memory is scarce: seven of the eight recorded traces
-/// finish in 1.01 times their peak instead of six, and two in 1.005 instead of one (`tarn_replay --cap`).
-[[nodiscard]] constexpr bool uses_up_parts(std::size_t peak, std::size_t left) noexcept {
-  return peak < 768_MiB || left < peak / 48;
-}
-
-/// How far reserved memory may exceed the live peak before free handles are remapped for a request of
-/// `bytes`, in thousandths. Up to 8 MiB it is 5 times as much as for larger requests: a view for each of many
-/// blocks of medium size costs more driver calls than it saves memory, and splits handles. Where sizes creep
-/// up, as those of an attention cache do, remapping at 9 thousandths took 100 times the driver time, and held
-/// up to 4 % more (`tarn_replay --pattern attention_cache`). If it remaps all the same, more often than once
-/// for each GiB that it hands out, it gets up to 8 times as much: such a pool would reach the larger bound
-/// anyway, and the first pass of `attention_cache` takes a seventh of the driver time. Remaps in relation to
-/// handles are no such measure: those of `bert_recompute` are few for what it allocates, and save 2 % of its
-/// memory.
-///
-/// Larger requests get up to 3 times as much where more than 20 are remapped for each GiB, as by a server
-/// with requests of random length: its first pass takes 0.76 to 0.95 of the driver time, and no trace or
-/// pattern holds over 0.1 % more. From one remap a GiB on, `bert_recompute` holds 3 % more; with 4 times as
-/// much the server does, 1 %. With 3 times as much instead of 5 up to 8 MiB, the first pass of
-/// `attention_cache` takes 7 to 35 times the driver time.
-[[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
-                                             std::size_t remaps_per_gib) noexcept {
-  if (bytes > 8_MiB) {
-    std::size_t const often = remaps_per_gib > 20 ? remaps_per_gib - 20 : 0;
-    return slack_per_mille * (1 + min_of(often, std::size_t{2}));
+  /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0
+  /// stops recording.
+  /// @throws std::bad_alloc  nothing has changed
+  void open(growth_lock const&, std::size_t most, clock_type of_records) {
+    sequence<growth_note> ring;
+    ring.resize(most);
+    ring_.swap(ring);
+    clock_ = most != 0 ? of_records : nullptr;
+    count_ = 0;
   }
-  std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
-  return slack_per_mille * (5 + min_of(often, std::size_t{3}));
-}
+  [[nodiscard]] bool is_open() const noexcept { return clock_ != nullptr; }
+  /// What open() was called with.
+  [[nodiscard]] std::size_t most() const noexcept { return ring_.size(); }
+  [[nodiscard]] clock_type clock() const noexcept { return clock_; }
 
-/// The handle that a request of `bytes` above 1 MiB shares with others if it is smaller, bytes: 2 MiB up to a
-/// live peak of 2 GiB, above that 8 MiB, for blocks that do not fill whole granules of 2 MiB. A solver that
-/// allocates boxes of 1 to 8 MiB then creates a quarter fewer handles: the first pass of `amrex_regrid` takes
-/// 75 ms of driver time instead of 94, and that of `burst` 67 instead of 93 (six seeds), which holds 0.5 %
-/// more; the eight recorded traces hold as much on average. With 8 MiB from 1 GiB on, the first pass of
-/// `attention_cache` takes twice the driver time or more; with 16 MiB, `amrex_regrid` takes 65 ms and holds
-/// 0.5 % more, and `maskrcnn_varsize` and `prefetch_two_streams` hold 0.4 % more. Blocks of whole granules
-/// keep handles of their own, so that the freed half of a checkerboard of them consists of whole handles.
-[[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak, std::size_t bytes) noexcept {
-  return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;
-}
+  void add(growth_lock const&, growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
+    if (clock_ == nullptr) return;
+    ring_[count_++ % ring_.size()] = {clock_(), address, bytes, what};
+  }
 
-/// How many bytes of the common part may stay reserved beside a new segment of `bytes` where free segments
-/// are neither joined nor moved: together with it a quarter more than the live peak, which it may raise.
-/// Sizes that grow would otherwise leave several times the live peak reserved; with a quarter more, later
-/// passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns and traces
-/// hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times
-/// the driver time (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times
-/// their live peak, instead of 1.31 to 1.36.
-[[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
-  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
-  std::size_t const most = live + live / 4;
-  return most > bytes ? most - bytes : 0;
-}
+  /// The number of records kept, and one of them, the oldest first.
+  [[nodiscard]] std::size_t size() const noexcept { return count_ < ring_.size() ? count_ : ring_.size(); }
+  [[nodiscard]] growth_note const& operator[](std::size_t i) const noexcept {
+    return ring_[(count_ - size() + i) % ring_.size()];
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return ring_.capacity() * sizeof(growth_note); }
 
-/// How large a new segment should be for a request of `bytes` where free segments are neither joined nor
-/// moved. As large as the request; but once more than a sixteenth of the live peak is free in pieces that do
-/// not serve it, a sixteenth of the peak, up to 64 MiB, so that blocks of several sizes share a segment. This
-/// may raise the reserved memory up to a fifth above the live peak. Without it sizes that creep up leave a
-/// segment behind for each size: the first pass of `attention_cache` takes 166 ms of driver time instead of
-/// 24 and holds 1.29 instead of 1.23 times the live peak, that of `mesh_refinement` 63 instead of 17 ms,
-/// and 1.22 instead of 1.15 times (six seeds). No recorded trace holds or costs more; without the condition
-/// on free memory `llama_generate` holds 1.18 instead of 1.12.
-[[nodiscard]] inline std::size_t segment_for(arena const& a, part_ref part, std::size_t reserved,
-                                             std::size_t bytes) noexcept {
-  std::size_t const unused = reserved > a.live_of(part) ? reserved - a.live_of(part) : 0;
-  if (unused <= a.peak_of(part) / 16) return bytes;
-  std::size_t const live = max_of(a.peak_of(part), a.live_of(part) + bytes);
-  std::size_t const most = live + live / 5;
-  std::size_t const room = most > reserved ? most - reserved : 0;
-  return max_of(bytes, align_down(min_of(min_of(live / 16, std::size_t{64_MiB}), room), usual_granule));
-}
+ private:
+  sequence<growth_note> ring_;
+  std::size_t count_ = 0;  ///< added since open()
+  clock_type clock_ = nullptr;
+};
 
 struct growth_request {
   domain_ref taker = neutral;

@@ -4,17 +4,12 @@
 // it is large enough, these are tried in this order:
 //
 //   1 new handles at home addresses, while reserved memory may grow with live memory   36 us each
-//   2 for small blocks, a free handle of the large zone                                no driver call
-//     for others, a view that was used before and whose handles are free again         no driver call
+//   2 a free handle of the large zone, or a view whose handles are free again          no driver call
 //   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
 //   4 new handles beyond that, for the missing bytes
 //
 // For a graph memory's part, wholly free handles of the common part, and of the owner's other one, come
 // before new ones: they change the part without a driver call.
-//
-// A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as
-// long (H100: 25 to 35 us for each handle of 2 to 64 MiB, 1 to 64 handles).
-//
 // A free range in front of a hole is extended rather than a new range begun, if the request says so.
 // The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
 
@@ -30,6 +25,7 @@
 #include "tarn/pool/order/ordering.hpp"
 #include "tarn/pool/pages/adopted_handles.hpp"
 #include "tarn/pool/pages/growth.hpp"
+#include "tarn/pool/pages/growth_rules.hpp"
 #include "tarn/pool/pages/largest_block.hpp"
 #include "tarn/pool/pages/page_choice.hpp"
 #include "tarn/pool/pages/page_segments.hpp"
@@ -107,7 +103,7 @@ class page_growth {
     }
   }
 
-  /// The largest block that could be served if `left` more bytes can be created. @param may_remap  see pooled
+  /// The largest block that could be served if `left` more bytes can be created.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
     if (!map_.is_open()) return align_down(min_of(left, max_request_bytes), usual_granule);
     return detail::largest_block(a, map_, left, may_remap);
@@ -120,9 +116,8 @@ class page_growth {
   }
 
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most
-  /// `keep` bytes are reserved. Returns the bytes given back. Gives nothing back inside restore() and
-  /// compact(), whose handles it could be: a handler of the source may call it there. O(handles + slots of
-  /// views + free ranges).
+  /// `keep` bytes are reserved, and returns the bytes; nothing inside restore() and compact(), where a
+  /// handler of the source may call it. O(handles + slots of views + free ranges).
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     if (!map_.is_open() || is_moving_ || counters_.reserved <= keep) return 0;
     return drop(growing, a, hot, keep);

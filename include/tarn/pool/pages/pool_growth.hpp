@@ -18,7 +18,7 @@
 #include "tarn/pool/pages/page_growth.hpp"
 #include "tarn/pool/pages/segment_growth.hpp"
 #include "tarn/pool/tool/description.hpp"
-#include "tarn/source/missing_pages.hpp"
+#include "tarn/source/refusal.hpp"
 
 namespace TARN_NAMESPACE::detail {
 

@@ -13,7 +13,7 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
-#include "tarn/source/missing_pages.hpp"
+#include "tarn/source/refusal.hpp"
 
 namespace TARN_NAMESPACE::detail {
 

@@ -21,6 +21,7 @@
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/order/ordering.hpp"
 #include "tarn/pool/pages/growth.hpp"
+#include "tarn/pool/pages/growth_rules.hpp"
 #include "tarn/pool/pages/largest_block.hpp"
 #include "tarn/pool/pages/memory_left.hpp"
 #include "tarn/pool/tool/description.hpp"

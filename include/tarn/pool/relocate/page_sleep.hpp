@@ -256,8 +256,8 @@ class page_sleep {
   page_views<Source>& views_;
   host_copy<driver_type> copy_;
   sequence<stretch> saved_;  ///< by handle; empty unless contents are kept on the host
-  bool copies_may_run_ =
-      false;                    ///< asleep, and copies from handles that are still mapped may not be complete
+  /// asleep, and copies from handles that are still mapped may not be complete
+  bool copies_may_run_ = false;
   bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
 };
 

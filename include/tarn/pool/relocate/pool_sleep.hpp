@@ -16,7 +16,7 @@
 #include "tarn/pool/other_pools.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/tool/described_blocks.hpp"
-#include "tarn/source/missing_pages.hpp"
+#include "tarn/source/refusal.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
