@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "driver/wrapped_driver.hpp"
 #include "random_numbers.hpp"
 #include "tarn/driver/sim/sim_driver.hpp"
 
@@ -36,77 +37,17 @@ struct driver_delays {
 };
 
 template <class Driver>
-class delayed : public Driver {
+class delayed : public tarn_test::wrapped_driver<Driver, delayed<Driver>> {
+  using base = tarn_test::wrapped_driver<Driver, delayed>;
+
  public:
-  using Driver::Driver;
   delayed() = default;
-  explicit delayed(tarn::sim_driver const& driver) noexcept : Driver(driver) {}
+  explicit delayed(tarn::sim_driver const& driver) noexcept : base(Driver(driver)) {}
 
-  tarn::status identify(tarn::stream_ref stream, tarn::stream_id& id) const noexcept {
-    return late([&] { return Driver::identify(stream, id); });
-  }
-  tarn::status is_capturing(tarn::stream_ref stream, bool& capturing) const noexcept {
-    return late([&] { return Driver::is_capturing(stream, capturing); });
-  }
-  tarn::status create_event(tarn::event_handle& event) const noexcept {
-    return late([&] { return Driver::create_event(event); });
-  }
-  tarn::status destroy_event(tarn::event_handle event) const noexcept {
-    return late([&] { return Driver::destroy_event(event); });
-  }
-  tarn::status record_event(tarn::event_handle event, tarn::stream_ref stream) const noexcept {
-    return late([&] { return Driver::record_event(event, stream); });
-  }
-  tarn::status record_all(tarn::event_handle event) const noexcept
-    requires requires(Driver const& d) { d.record_all(event); }
-  {
-    return late([&] { return Driver::record_all(event); });
-  }
-  tarn::status query_event(tarn::event_handle event) const noexcept {
-    return late([&] { return Driver::query_event(event); });
-  }
-  tarn::status wait_event(tarn::stream_ref stream, tarn::event_handle event) const noexcept {
-    return late([&] { return Driver::wait_event(stream, event); });
-  }
-  tarn::status synchronize_event(tarn::event_handle event) const noexcept {
-    return late([&] { return Driver::synchronize_event(event); });
-  }
-  tarn::status synchronize_stream(tarn::stream_ref stream) const noexcept {
-    return late([&] { return Driver::synchronize_stream(stream); });
-  }
-  tarn::status synchronize_device() const noexcept {
-    return late([&] { return Driver::synchronize_device(); });
-  }
-  tarn::status memory_info(std::size_t& free, std::size_t& total) const noexcept {
-    return late([&] { return Driver::memory_info(free, total); });
-  }
-  tarn::status reserve_range(std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
-    return late([&] { return Driver::reserve_range(bytes, alignment, p); });
-  }
-  tarn::status create_pages(std::size_t bytes, tarn::page_handle& handle) const noexcept {
-    return late([&] { return Driver::create_pages(bytes, handle); });
-  }
-  tarn::status destroy_pages(tarn::page_handle handle) const noexcept {
-    return late([&] { return Driver::destroy_pages(handle); });
-  }
-  tarn::status map_pages(void* p, std::size_t bytes, tarn::page_handle handle) const noexcept {
-    return late([&] { return Driver::map_pages(p, bytes, handle); });
-  }
-  tarn::status unmap_pages(void* p, std::size_t bytes) const noexcept {
-    return late([&] { return Driver::unmap_pages(p, bytes); });
-  }
-  tarn::status malloc_device(std::size_t bytes, void*& p) const noexcept {
-    return late([&] { return Driver::malloc_device(bytes, p); });
-  }
-  tarn::status free_device(void* p) const noexcept {
-    return late([&] { return Driver::free_device(p); });
-  }
-
- private:
-  template <class Call>
-  static tarn::status late(Call const& call) noexcept {
+  template <class F>
+  tarn::status through(tarn::driver_call, F const& f) const noexcept {
     driver_delays::perhaps();
-    tarn::status const s = call();
+    tarn::status const s = f();
     driver_delays::perhaps();
     return s;
   }

@@ -9,21 +9,23 @@
 
 namespace TARN_NAMESPACE {
 
-// Once for each call, in the order of the enumeration. What changes memory comes last.
-#define TARN_DRIVER_CALLS(CALL)                                                                              \
-  CALL(identify), CALL(ask_device), CALL(is_capturing), CALL(create_event), CALL(destroy_event),             \
-      CALL(record_event), CALL(query_event), CALL(wait_event), CALL(synchronize_event),                      \
-      CALL(synchronize_stream), CALL(synchronize_device), CALL(create_stream), CALL(destroy_stream),         \
-      CALL(copy), CALL(fill), CALL(convert), CALL(memory_info), CALL(memory_account), CALL(can_share),       \
-      CALL(can_export_pages), CALL(export_pages), CALL(create_shared_event), CALL(open_shared_event),        \
-      CALL(export_dma_buf), CALL(uuid), CALL(page_granularity), CALL(reserve_range), CALL(release_range),    \
-      CALL(create_pages), CALL(destroy_pages), CALL(map_pages), CALL(unmap_pages), CALL(share_pages),        \
-      CALL(import_pages), CALL(malloc_device), CALL(free_device), CALL(malloc_async), CALL(free_async),      \
-      CALL(malloc_pinned), CALL(free_pinned), CALL(malloc_managed), CALL(free_managed), CALL(register_host), \
-      CALL(unregister_host)
+// clang-format off
+/// Expands CALL(name) once for each call of the contract, in the order of the enumeration, so that a wrapper of drivers is written
+/// once for all of them. What changes memory comes last.
+#define TARN_DRIVER_CALLS(CALL) \
+  CALL(identify) CALL(ask_device) CALL(is_capturing) CALL(create_event) CALL(destroy_event) \
+  CALL(record_event) CALL(query_event) CALL(wait_event) CALL(synchronize_event) CALL(synchronize_stream) \
+  CALL(synchronize_device) CALL(create_stream) CALL(destroy_stream) CALL(copy) CALL(fill) CALL(convert) \
+  CALL(memory_info) CALL(memory_account) CALL(can_share) CALL(can_export_pages) CALL(export_pages) \
+  CALL(create_shared_event) CALL(open_shared_event) CALL(export_dma_buf) CALL(uuid) CALL(page_granularity) \
+  CALL(reserve_range) CALL(release_range) CALL(create_pages) CALL(destroy_pages) CALL(map_pages) \
+  CALL(unmap_pages) CALL(share_pages) CALL(import_pages) CALL(malloc_device) CALL(free_device) \
+  CALL(malloc_async) CALL(free_async) CALL(malloc_pinned) CALL(free_pinned) CALL(malloc_managed) \
+  CALL(free_managed) CALL(register_host) CALL(unregister_host)
+// clang-format on
 
-#define TARN_ENUMERATOR(call) call
-#define TARN_NAME(call) #call
+#define TARN_ENUMERATOR(call) call,
+#define TARN_NAME(call) #call,
 
 /// A call of the driver contract (driver/driver.hpp); device() is not included, it only reads a member.
 enum class driver_call : std::uint8_t { TARN_DRIVER_CALLS(TARN_ENUMERATOR) };
@@ -43,7 +45,6 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return names[static_cast<std::size_t>(call)];
 }
 
-#undef TARN_DRIVER_CALLS
 #undef TARN_ENUMERATOR
 #undef TARN_NAME
 

@@ -15,6 +15,7 @@
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/stream.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 
