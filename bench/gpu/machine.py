@@ -106,7 +106,7 @@ class Machine:
             "stage_seconds": seconds, "left": seconds, "item": None, "failed": 0,
             "traces": traces, "all_traces": traces + [path for path in more if not (recorded / path.name).exists()],
             "small_traces": [path for path in traces if path.stat().st_size <= 199 * 1024],
-            "workload_traces": sorted((ROOT / "examples/pytorch/traces").glob("*.trace.gz")),
+            "workload_traces": sorted((recorded / "workloads").glob("*.trace.gz")),
             "prebuilt": (DEPS / "built/programs.tar.gz").exists() and built_commit == os.environ["TARN_COMMIT"],
             "expected_of": lambda program: ROOT / "examples" / f"{program.name[:-len('_cuda')]}.expected",
             "keep_going": lambda: "-k0" if (BUILD / "build.ninja").exists() else "-k",
