@@ -126,7 +126,8 @@ def nvtx_with_module(folder):
 
 def jobs_and_skipped(short, folder):
     unit_test = ROOT / "examples/layer_test.cpp"
-    examples = sorted(set((ROOT / "examples").glob("*.cpp")) - {unit_test}) + sorted((ROOT / "examples/cmake_consumer").glob("*.cpp"))
+    examples = sorted(set((ROOT / "examples").glob("*.cpp")) - {unit_test}) + sorted((ROOT / "examples/cmake_consumer").glob("*.cpp")) + [
+        ROOT / "examples/integrations/data_parallel/data_parallel.cpp"]
     headers = sorted((INCLUDE / "tarn").glob("*.hpp"))
     interop = sorted((ROOT / "tests/interop").glob("*.cpp"))
     jobs, skipped = [], []

@@ -89,6 +89,12 @@ class Machine:
         replay = BUILD / "bench/replay" / name
         return replay if replay.exists() or name.startswith("tarn_replay") else BUILD / "bench" / name
 
+    @staticmethod
+    def expected_of(program):
+        """What this example prints, as NAME.expected beside its source."""
+        name = f"{program.name[:-len('_cuda')]}.expected"
+        return next((ROOT / "examples").rglob(name), ROOT / "examples" / name)
+
     def names(self, stage):
         """For the expressions of this stage's row."""
         recorded = ROOT / "examples/traces"
@@ -108,7 +114,7 @@ class Machine:
             "small_traces": [path for path in traces if path.stat().st_size <= 199 * 1024],
             "workload_traces": sorted((recorded / "workloads").glob("*.trace.gz")),
             "prebuilt": (DEPS / "built/programs.tar.gz").exists() and built_commit == os.environ["TARN_COMMIT"],
-            "expected_of": lambda program: ROOT / "examples" / f"{program.name[:-len('_cuda')]}.expected",
+            "expected_of": self.expected_of,
             "keep_going": lambda: "-k0" if (BUILD / "build.ninja").exists() else "-k",
         }
         for name, text in stages.PATHS.items():

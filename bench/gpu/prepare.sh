@@ -92,7 +92,7 @@ else
   say "skipped DALI: pip could not fetch it"
 fi
 rm -rf "$deps/wheels"
-# The versions that examples/clients.md names.
+# The versions that the READMEs in examples/integrations name.
 fetch_sources nanovdb https://github.com/AcademySoftwareFoundation/openvdb 568538e9ecee4aa4da1735c2cbd7ad27bea1c2d1 nanovdb
 fetch_sources tcnn https://github.com/NVlabs/tiny-cuda-nn 6ee3546bda615f51abe684ce9edefeb414689135 include src dependencies data/images
 if [ -d "$deps/tcnn" ]; then

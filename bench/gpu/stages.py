@@ -103,7 +103,7 @@ SLOWEST = "awk -F '\\t' 'NF == 5 { print $2 - $1, $4 }' \"$0\" | sort -rn | head
 BUILD_TORCH = "import tarn_torch; print(tarn_torch.build())"
 
 TORCH = {"MAX_JOBS": "{jobs}", "TARN_TORCH_LIBRARY": "{tarn_torch}", "PYTHONDONTWRITEBYTECODE": "1"}
-TORCH_FOLDER = "{root}/examples/pytorch"
+TORCH_FOLDER = "{root}/examples/integrations/pytorch"
 TORCH_LIBRARY = step("python3 -c {BUILD_TORCH}", folder=TORCH_FOLDER, when="not exists(tarn_torch)", must=True)
 
 # Also as root, on one GPU, and where there is no ssh.
@@ -206,7 +206,7 @@ STAGES = [
     stage("examples", 80,
           step("python3 {root}/examples/compare.py --gpu {expected_of(item)} {item}", each="glob(build / 'examples/*_cuda')", limit=30,
                title="{item.name[:-5]}"),
-          step("python3 {root}/examples/compare.py --gpu {root}/examples/data_parallel_mpi.expected {mpi_dir}/bin/mpirun.openmpi -n "
+          step("python3 {root}/examples/compare.py --gpu {root}/examples/integrations/data_parallel/data_parallel_mpi.expected {mpi_dir}/bin/mpirun.openmpi -n "
                "{2 if devices else 1} {build}/examples/data_parallel_cuda_mpi", limit=60, title="data_parallel, started by mpirun",
                env={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_plm": "isolated"},
                when="mpi_dir and exists(build / 'examples/data_parallel_cuda_mpi')", otherwise="skipped data_parallel_mpi: no Open MPI here"),
@@ -272,10 +272,10 @@ STAGES = [
           file="clients_nanovdb.jsonl", needs=["tarn_nanovdb"], named=True, evidence="clients_nanovdb failed={failed}"),
     # CuPy and Numba: their tests, and the comparison with CuPy's allocators.
     stage("clients_cupy", 400,
-          step("python3 {root}/examples/python/test_cupy.py -v", limit="stage_seconds // 3"),
-          step("python3 {root}/examples/python/test_numba.py -v", limit="stage_seconds // 5", when="imports('numba.cuda')",
+          step("python3 {root}/examples/integrations/python/test_cupy.py -v", limit="stage_seconds // 3"),
+          step("python3 {root}/examples/integrations/python/test_numba.py -v", limit="stage_seconds // 5", when="imports('numba.cuda')",
                otherwise="skipped Numba: python3 has none"),
-          step("python3 {root}/examples/python/compare_cupy.py --seconds {left - 5} --passes {3 if stage_seconds < 150 else 5} --json {new}",
+          step("python3 {root}/examples/integrations/python/compare_cupy.py --seconds {left - 5} --passes {3 if stage_seconds < 150 else 5} --json {new}",
                limit="left - 2"),
           file="clients_cupy.jsonl", needs=["cupy", "tarn_c"], env={"TARN_C_LIBRARY": "{tarn_c}", "PYTHONDONTWRITEBYTECODE": "1"}, named=True,
           evidence="clients_cupy {unittests()}"),
@@ -285,12 +285,12 @@ STAGES = [
           file="clients_amrex.jsonl", needs=["tarn_amrex"], named=True, evidence="clients_amrex failed={failed}"),
     # RMM's own suites of resources, compiled here: 20 s of compiling each.
     stage("clients_rmm", 300,
-          "python3 -B {root}/examples/rmm/run_suites.py --rmm {rmm_dir} --tests {deps}/rmm_tests/cpp/tests --prefix {deps}/usr "
+          "python3 -B {root}/examples/integrations/rmm/run_suites.py --rmm {rmm_dir} --tests {deps}/rmm_tests/cpp/tests --prefix {deps}/usr "
           "--build {build}/clients_rmm --jobs {jobs} --json {new}",
           file="clients_rmm.jsonl", needs=["rmm", "rmm_tests"], named=True, evidence="clients_rmm failed={failed}"),
     # PyTorch's own tests of its allocator, with tarn installed.
     stage("clients_torch_tests", 300,
-          step("python3 {root}/examples/pytorch/run_torch_tests.py {deps}/torch_tests/test/test_cuda.py --json {new} "
+          step("python3 {root}/examples/integrations/pytorch/run_torch_tests.py {deps}/torch_tests/test/test_cuda.py --json {new} "
                "--first {results}/clients_torch_tests.jsonl --seconds {stage_seconds - 5}", env={"PYTHONPATH": "{deps}/torch_tests/python"}),
           file="clients_torch_tests.jsonl", needs=["torch", "torch_tests"], env=TORCH, named=True, evidence="clients_torch_tests failed={failed}"),
     # PyTorch: builds the extension, runs its tests, and compares workloads under PyTorch's allocators and tarn. A workload's rows are in

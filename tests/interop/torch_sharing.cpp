@@ -18,7 +18,7 @@
 
 #include "catch.hpp"
 #include "child_process.hpp"
-#include "pytorch/block_server.hpp"
+#include "integrations/pytorch/block_server.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;

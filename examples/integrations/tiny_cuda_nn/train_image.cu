@@ -11,8 +11,8 @@
 #include <memory>
 #include <stdexcept>
 
-#include "../clients/counted_syncs.hpp"
-#include "../clients/device_memory.hpp"
+#include "../measure/counted_syncs.hpp"
+#include "../measure/device_memory.hpp"
 
 namespace tarn_tcnn {
 

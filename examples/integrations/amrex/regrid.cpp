@@ -24,7 +24,7 @@
 #include "replaced_arenas.hpp"
 #include "tarn_amrex.hpp"
 #ifdef AMREX_USE_GPU
-#include "../clients/device_memory.hpp"
+#include "../measure/device_memory.hpp"
 #else
 #include <tarn/sim.hpp>
 #endif

@@ -44,7 +44,7 @@ def build(verbose: bool = False) -> pathlib.Path:
         name=_name,
         sources=[str(_here / "allocator.cpp")],
         extra_include_paths=[
-            str(_here.parent.parent / "include"),
+            str(_here.parents[2] / "include"),
             *cpp_extension.include_paths(device_type="cuda"),
         ],
         extra_cflags=["-O2", "-std=c++20", "-fvisibility=hidden"],

@@ -13,8 +13,8 @@
 #include <optional>
 #include <stdexcept>
 
-#include "../clients/device_memory.hpp"
-#include "../clients/second_program.hpp"
+#include "../measure/device_memory.hpp"
+#include "../measure/second_program.hpp"
 #include "tarn_nanovdb.hpp"
 
 namespace tarn_nanovdb {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "../clients/own_process.hpp"
-#include "../clients/results.hpp"
+#include "../measure/own_process.hpp"
+#include "../measure/results.hpp"
 #include "context_json.hpp"
 #include "peers/find_cuda.hpp"
 #include "regrid.hpp"

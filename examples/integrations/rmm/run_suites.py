@@ -64,7 +64,7 @@ def compile_suite(options, source, per_thread):
     if per_thread:
         flags.append("-DCUDA_API_PER_THREAD_DEFAULT_STREAM")
     folders = [rmm / "librmm/include/rapids", rmm / "librmm/include", rmm / "rapids_logger/include", HERE,
-               HERE.parents[1] / "include", options.tests.parent]
+               HERE.parents[2] / "include", options.tests.parent]
     if options.prefix:
         folders.append(options.prefix / "include")
     folders.append(cuda / "include")
