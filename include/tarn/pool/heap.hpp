@@ -306,8 +306,8 @@ class heap {
     }
     std::size_t const given = growth_.shrink(growing, space_, may_release(held), keep_bytes);
     // What was given back no longer counts as a peak up to which growth creates handles before it remaps free
-    // ones: an emptied pool grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434
-    // MiB after empty_cache() instead of 1,364.
+    // ones: an emptied pool grows as a new one does. Otherwise NanoVDB's grids took 1,434 MiB after
+    // empty_cache() instead of 1,364.
     std::size_t const reserved = space_.reserved_of(common, counters_.reserved);
     if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, reserved));
     space_.count_splits();
