@@ -9,4 +9,4 @@
 // `namespace tarn` suffices to use it.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_e48ae17b
+#define TARN_NAMESPACE tarn::inline v0_2_0_9f573424

@@ -45,7 +45,7 @@
 // `namespace tarn` suffices to use it.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_e48ae17b
+#define TARN_NAMESPACE tarn::inline v0_2_0_9f573424
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1341,6 +1341,20 @@ inline void const* this_thread_tag() noexcept {
 
 namespace TARN_NAMESPACE::detail {
 
+// What is one for a process, whichever versions of tarn are in it: a C interface with a version of its own,
+// which modules with hidden symbols export, too. Frozen: the names, the types, and the meaning of the bits. A
+// change of any of these gives both names the number 2; versions with different numbers do not see each
+// other's captures.
+//
+//   tarn_captures_1            bits 0..15   calls in progress that would invalidate a capture; none begins while a capture is open
+//                              bits 16..31  open captures; one that begins waits for those calls
+//                              bits 32..63  how often the last open capture has ended
+//   tarn_captures_1_of_thread  captures that this thread has begun and not ended
+extern "C" {
+[[gnu::visibility("default")]] inline constinit std::atomic<std::uint64_t> tarn_captures_1{0};
+[[gnu::visibility("default")]] inline constinit thread_local unsigned tarn_captures_1_of_thread = 0;
+}
+
 /// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a
 /// capture that begins waits for those calls, which take a microsecond.
 class capture_gate {
@@ -1352,7 +1366,7 @@ class capture_gate {
     passage(passage const&) = delete;
     passage& operator=(passage const&) = delete;
     ~passage() {
-      if (may_pass_) state.fetch_sub(one_call, std::memory_order_release);
+      if (may_pass_) tarn_captures_1.fetch_sub(one_call, std::memory_order_release);
     }
     explicit operator bool() const noexcept { return may_pass_; }
 
@@ -1363,44 +1377,48 @@ class capture_gate {
   /// Made before a call: whether a capture was open at any time from then on.
   class watch {
    public:
-    watch() noexcept : begun_(begun.load(std::memory_order_relaxed)), had_captures_(has_captures()) {}
+    watch() noexcept : captures_(captures_now()) {}
     [[nodiscard]] bool saw_capture() const noexcept {
-      return had_captures_ || begun.load(std::memory_order_acquire) != begun_;
+      return (captures_ & captures) != 0 || captures_now() != captures_;
     }
 
    private:
-    std::uint64_t begun_;
-    bool had_captures_;
+    std::uint64_t captures_;
   };
 
   static void begin_capture() noexcept {
-    ++open_on_this_thread;
-    begun.fetch_add(1, std::memory_order_relaxed);  // before the capture can be seen
-    state.fetch_add(one_capture, std::memory_order_acq_rel);
+    ++tarn_captures_1_of_thread;
+    tarn_captures_1.fetch_add(one_capture, std::memory_order_acq_rel);
     // Not forever: in a forked child, a call that another thread of the parent was in never ends.
-    for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
-         ++tries)
+    for (unsigned tries = 0;
+         (tarn_captures_1.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries; ++tries)
       spin_wait(tries);
   }
   /// The same, but returns false where it would wait.
   [[nodiscard]] static bool try_begin_capture() noexcept {
-    std::uint64_t now = state.load(std::memory_order_relaxed);
+    std::uint64_t now = tarn_captures_1.load(std::memory_order_relaxed);
     while ((now & calls) == 0) {
-      begun.fetch_add(1, std::memory_order_relaxed);
-      if (!state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) continue;
-      ++open_on_this_thread;
+      if (!tarn_captures_1.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) continue;
+      ++tarn_captures_1_of_thread;
       return true;
     }
     return false;
   }
   /// @param is_own  whether this thread began it
   static void end_capture(bool is_own = true) noexcept {
-    if (is_own && open_on_this_thread != 0) --open_on_this_thread;
-    state.fetch_sub(one_capture, std::memory_order_release);
+    if (is_own && tarn_captures_1_of_thread != 0) --tarn_captures_1_of_thread;
+    std::uint64_t now = tarn_captures_1.load(std::memory_order_relaxed);
+    for (std::uint64_t left = 0;;) {
+      left = now - one_capture;
+      if ((left & captures) == 0) left += one_end;
+      if (tarn_captures_1.compare_exchange_weak(now, left, std::memory_order_release)) return;
+    }
   }
   /// In a forked child: the captures and the calls of other threads of the parent do not exist there.
   static void forget_other_threads() noexcept {
-    state.store(open_on_this_thread * one_capture, std::memory_order_relaxed);
+    std::uint64_t const ends = tarn_captures_1.load(std::memory_order_relaxed) & ~(captures | calls);
+    tarn_captures_1.store(ends + one_end + tarn_captures_1_of_thread * one_capture,
+                          std::memory_order_relaxed);
   }
   /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own
   /// thread has it open.
@@ -1410,27 +1428,29 @@ class capture_gate {
   }
   /// Whether this thread has begun a capture that it has not ended. Stays true if another thread has ended
   /// it.
-  [[nodiscard]] static bool may_be_mine() noexcept { return open_on_this_thread != 0; }
-  [[nodiscard]] static bool has_captures() noexcept {
-    return state.load(std::memory_order_acquire) >= one_capture;
-  }
+  [[nodiscard]] static bool may_be_mine() noexcept { return tarn_captures_1_of_thread != 0; }
+  [[nodiscard]] static bool has_captures() noexcept { return (captures_now() & captures) != 0; }
+  /// How often the last open capture has ended: equal values have no such moment between them.
+  [[nodiscard]] static std::uint64_t ends() noexcept { return captures_now() & ~captures; }
 
  private:
   static bool enter() noexcept {
-    std::uint64_t now = state.load(std::memory_order_relaxed);
-    while (now < one_capture) {
-      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;
+    std::uint64_t now = tarn_captures_1.load(std::memory_order_relaxed);
+    while ((now & captures) == 0) {
+      if (tarn_captures_1.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;
     }
     return false;
+  }
+  static std::uint64_t captures_now() noexcept {
+    return tarn_captures_1.load(std::memory_order_acquire) & ~calls;
   }
 
   static constexpr unsigned most_tries = 100'000;  ///< 5 to 10 s, see spin_wait()
   static constexpr std::uint64_t one_call = 1;
-  static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
+  static constexpr std::uint64_t one_capture = std::uint64_t{1} << 16;
+  static constexpr std::uint64_t one_end = std::uint64_t{1} << 32;
   static constexpr std::uint64_t calls = one_capture - 1;
-  inline static constinit std::atomic<std::uint64_t> state{0};
-  inline static constinit std::atomic<std::uint64_t> begun{0};
-  inline static constinit thread_local unsigned open_on_this_thread = 0;
+  static constexpr std::uint64_t captures = one_end - one_capture;
 };
 
 /// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
@@ -1827,18 +1847,10 @@ class captured_handles {
       return;
     }
   }
-  /// Forgets the assigned identities once no scope is open. Called when one was closed.
-  static void end_capture() noexcept {
-    std::lock_guard const guard(lock);
-    if (capture_gate::has_captures()) return;
-    for (entry& e : entries) {
-      if ((e.id & assigned) != 0) e = entry{};
-    }
-  }
-
   /// The identity of a captured stream that was noted; unknown_id if it was not.
   [[nodiscard]] static stream_id find(void* handle) noexcept {
     std::lock_guard const guard(lock);
+    forget_assigned();
     for (entry const& e : entries) {
       if (e.handle == handle && e.id != stream_ref::unknown_id) return e.id;
     }
@@ -1856,7 +1868,17 @@ class captured_handles {
   /// No stream's identity has this bit: a driver counts streams from 1, and default streams have higher bits.
   static constexpr stream_id assigned = stream_id{1} << 60;
 
+  /// Forgets the assigned identities if the last open capture has ended since, whichever version of tarn closed it.
+  static void forget_assigned() noexcept {
+    std::uint64_t const now = capture_gate::ends();
+    if (now == ends) return;
+    ends = now;
+    for (entry& e : entries) {
+      if ((e.id & assigned) != 0) e = entry{};
+    }
+  }
   static stream_id put(void* handle, stream_id id) noexcept {
+    forget_assigned();
     for (entry& e : entries) {
       if (e.id != stream_ref::unknown_id) continue;
       e = {handle, id};
@@ -1868,6 +1890,7 @@ class captured_handles {
   inline static constinit spin_lock lock;
   inline static constinit entry entries[most];
   inline static constinit std::uint64_t last = 0;
+  inline static constinit std::uint64_t ends = 0;  ///< capture_gate::ends() at the last call
 };
 
 /// Finds the identity of a stream that is captured, for a driver's identify(). Returns false if it is not
@@ -13194,8 +13217,6 @@ class graph_captures {
       end_order(kept_as, owner.captured);
     }
     capture_gate::end_capture(remove_scope(number));
-    std::lock_guard const guard(mutex_);  // a fork waits for it, as for all calls of captured_handles here
-    captured_handles::end_capture();
   }
 
  private:
@@ -13928,8 +13949,7 @@ class graph_owner_of final : public graph_owner {
   }
   void end_capture(capture_number capture) noexcept override {
     if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest
-      capture_gate::end_capture();
-      return captured_handles::end_capture();
+      return capture_gate::end_capture();
     }
     whole_.graphs_.captures().end(parts_, capture);
   }

@@ -2731,10 +2731,17 @@ PLANTED = {
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
+            "an assigned identity of a captured stream outlives the captures, if another version of tarn closed the last one",
+            "driver/captured_handles.hpp",
+            "    if (now == ends) return;\n",
+            "    if (now == ends || capture_gate::has_captures()) return;\n",
+            finder="tests/pool/graph_memories.cpp",
+        ),
+        Mutant(
             "another thread's mark of all work is made during a capture",
             "driver/capture_gate.hpp",
-            "    while (now < one_capture) {\n      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;",
-            "    while (true) {\n      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;",
+            "    while ((now & captures) == 0) {\n      if (tarn_captures_1.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;",
+            "    while (true) {\n      if (tarn_captures_1.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;",
             finder="tests/driver/capture_gate.cpp",
         ),
         Mutant(

@@ -46,18 +46,10 @@ class captured_handles {
       return;
     }
   }
-  /// Forgets the assigned identities once no scope is open. Called when one was closed.
-  static void end_capture() noexcept {
-    std::lock_guard const guard(lock);
-    if (capture_gate::has_captures()) return;
-    for (entry& e : entries) {
-      if ((e.id & assigned) != 0) e = entry{};
-    }
-  }
-
   /// The identity of a captured stream that was noted; unknown_id if it was not.
   [[nodiscard]] static stream_id find(void* handle) noexcept {
     std::lock_guard const guard(lock);
+    forget_assigned();
     for (entry const& e : entries) {
       if (e.handle == handle && e.id != stream_ref::unknown_id) return e.id;
     }
@@ -75,7 +67,17 @@ class captured_handles {
   /// No stream's identity has this bit: a driver counts streams from 1, and default streams have higher bits.
   static constexpr stream_id assigned = stream_id{1} << 60;
 
+  /// Forgets the assigned identities if the last open capture has ended since, whichever version of tarn closed it.
+  static void forget_assigned() noexcept {
+    std::uint64_t const now = capture_gate::ends();
+    if (now == ends) return;
+    ends = now;
+    for (entry& e : entries) {
+      if ((e.id & assigned) != 0) e = entry{};
+    }
+  }
   static stream_id put(void* handle, stream_id id) noexcept {
+    forget_assigned();
     for (entry& e : entries) {
       if (e.id != stream_ref::unknown_id) continue;
       e = {handle, id};
@@ -87,6 +89,7 @@ class captured_handles {
   inline static constinit spin_lock lock;
   inline static constinit entry entries[most];
   inline static constinit std::uint64_t last = 0;
+  inline static constinit std::uint64_t ends = 0;  ///< capture_gate::ends() at the last call
 };
 
 /// Finds the identity of a stream that is captured, for a driver's identify(). Returns false if it is not

@@ -136,8 +136,6 @@ class graph_captures {
       end_order(kept_as, owner.captured);
     }
     capture_gate::end_capture(remove_scope(number));
-    std::lock_guard const guard(mutex_);  // a fork waits for it, as for all calls of captured_handles here
-    captured_handles::end_capture();
   }
 
  private:

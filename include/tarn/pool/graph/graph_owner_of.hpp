@@ -9,7 +9,6 @@
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/capture_gate.hpp"
-#include "tarn/driver/captured_handles.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 
@@ -38,8 +37,7 @@ class graph_owner_of final : public graph_owner {
   }
   void end_capture(capture_number capture) noexcept override {
     if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest
-      capture_gate::end_capture();
-      return captured_handles::end_capture();
+      return capture_gate::end_capture();
     }
     whole_.graphs_.captures().end(parts_, capture);
   }
