@@ -39,13 +39,12 @@ def table(rows):
                                 *(cell.rjust(width) for cell, width in zip(line[2:], widths[2:]))]).rstrip() for line in lines)
 
 
-def main():
-    rows = rows_of(sys.stdin)
+def report(lines):
+    rows = rows_of(lines)
     if not rows:
         sys.exit("passes.py: no replay reports its passes; tarn_replay needs --json and --passes of more than 2")
-    print("The most memory reserved within each pass, MiB.\n")
-    print(table(rows))
+    return f"The most memory reserved within each pass, MiB.\n\n{table(rows)}\n"
 
 
 if __name__ == "__main__":
-    main()
+    print(report(sys.stdin), end="")

@@ -37,6 +37,12 @@ namespace {
 
 using namespace simulation;
 
+/// Of the library, for the record.
+char const* commit() {
+  char const* const known = std::getenv("TARN_COMMIT");
+  return known != nullptr ? known : "unknown";
+}
+
 struct arguments {
   char const* name = "simulation";  /// < of this program, as it was called
   std::uint64_t first = 1, last = 40;
@@ -44,13 +50,12 @@ struct arguments {
   profile const* only = nullptr;
   unsigned seconds = 0;  /// < continues with further seeds for this long
   unsigned jobs = 1;
-  unsigned patience = 60;          ///< seconds without a step, after which a program counts as hung
-  std::string keep;                ///< numbers of the steps to run: "3,17,20-25"
-  std::string preempt;             ///< the preemptions, by step and switch point: "17:5,20:1"
-  std::string commit = "unknown";  ///< of the library, for the record
-  std::string record;              /// < a file to which this run appends a line
-  bool several = false;            /// < only programs whose threads run concurrently
-  bool go_on = false;              ///< after a finding
+  unsigned patience = 60;  ///< seconds without a step, after which a program counts as hung
+  std::string keep;        ///< numbers of the steps to run: "3,17,20-25"
+  std::string preempt;     ///< the preemptions, by step and switch point: "17:5,20:1"
+  std::string record;      /// < a file to which this run appends a line
+  bool several = false;    /// < only programs whose threads run concurrently
+  bool go_on = false;      ///< after a finding
   bool shrink = true;
   bool print = false;
 };
@@ -68,7 +73,6 @@ void say_usage() {
   std::printf(
       "; else a mix of all\n"
       "  --several      only profiles whose threads run at the same time, in turn\n"
-      "  --commit TEXT  printed in the last line, for the record\n"
       "  --record FILE  adds a line with the seeds, the calls and the findings of this run\n"
       "  --seconds S    as many seeds as fit into this time\n"
       "  --jobs N       parallel processes (1)\n"
@@ -95,7 +99,6 @@ bool parse(int count, char** values, arguments& a) {
                                  {"print", 0, nullptr, 'v'},
                                  {"preempt", 1, nullptr, 'c'},
                                  {"several", 0, nullptr, 'm'},
-                                 {"commit", 1, nullptr, 'i'},
                                  {"record", 1, nullptr, 'r'},
                                  {"help", 0, nullptr, 'h'},
                                  {"go-on", 0, nullptr, 'g'},
@@ -133,9 +136,6 @@ bool parse(int count, char** values, arguments& a) {
         break;
       case 'm':
         a.several = true;
-        break;
-      case 'i':
-        a.commit = optarg;
         break;
       case 'r':
         a.record = optarg;
@@ -478,7 +478,7 @@ int main(int count, char** values) {
                            : static_cast<double>(all.stated_threads) / static_cast<double>(all.stated_runs),
       all.stated_runs == 0 ? 0
                            : static_cast<double>(all.stated_points) / static_cast<double>(all.stated_runs),
-      std::floor(all.chance / 4.60517), a.first, last, a.steps, a.jobs, seconds, a.commit.c_str());
+      std::floor(all.chance / 4.60517), a.first, last, a.steps, a.jobs, seconds, commit());
   if (!a.record.empty()) {
     std::FILE* const out = std::fopen(a.record.c_str(), "a");
     char const* const kind = a.only != nullptr ? a.only->name : a.several ? "several" : "all";
@@ -489,7 +489,7 @@ int main(int count, char** values) {
                              " programs %" PRIu64 " pins %" PRIu64 " asks %" PRIu64 " findings %" PRIu64
                              " seconds %.1f jobs %u commit %s\n",
                              a.first, last, a.steps, kind, all.operations(), all.programs, all.pins, all.asks,
-                             findings_in_all, seconds, a.jobs, a.commit.c_str()) > 0;
+                             findings_in_all, seconds, a.jobs, commit()) > 0;
     if (out != nullptr && std::fclose(out) != 0) written = false;
     if (!written) {
       std::printf("cannot write %s\n", a.record.c_str());
