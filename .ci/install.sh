@@ -58,11 +58,12 @@ setup() {
 }
 # clang++ with the runtime that its sanitizers and libFuzzer link.
 clang_sanitizes() {
+  if [ -n "${clang_works:-}" ]; then return 0; fi
   command -v clang++ >/dev/null || return 1
   echo 'int main() {}' | clang++ -x c++ -fsanitize=address,undefined - -o /dev/null 2>/dev/null &&
     echo 'int main() {}' | clang++ -x c++ -fsanitize=thread - -o /dev/null 2>/dev/null &&
     echo 'extern "C" int LLVMFuzzerTestOneInput(unsigned char const*, unsigned long) { return 0; }' |
-    clang++ -x c++ -fsanitize=fuzzer,address - -o /dev/null 2>/dev/null
+    clang++ -x c++ -fsanitize=fuzzer,address - -o /dev/null 2>/dev/null && clang_works=yes
 }
 # Debian has the runtime in a package of its own, libclang-rt-N-dev; older releases of Ubuntu have it in libclang-common-N-dev.
 want_clang() {
