@@ -8,7 +8,7 @@ class Mutant(NamedTuple):
     file: str  # below include/tarn
     old: str  # stands there exactly once
     new: str
-    short: bool = False  # one of the few that `./dev test` plants
+    short: bool = False  # one of the few that `./dev checks` plants
     # The random programs ("simulation"), the policy matrix ("policies"), or a file of unit tests.
     finder: str = "simulation"
     more: tuple[tuple[str, str], ...] = ()  # further changes of the same file: (old, new)

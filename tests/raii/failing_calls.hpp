@@ -36,7 +36,7 @@ inline constexpr failing_call failing_calls[] = {
     {driver_call::destroy_stream, fault_moment::after},
 };
 
-/// Which of the calls of one kind fail: every one, or, without TARN_ALL_CASES, the first, the fourth and so
+/// Which of the calls of one kind fail: every one, or, without TARN_THOROUGH, the first, the fourth and so
 /// on.
 #ifdef TARN_FEWER_CASES
 inline constexpr std::uint64_t next_failing = 3;
