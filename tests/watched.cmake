@@ -28,12 +28,12 @@ if(CMAKE_CXX_FLAGS MATCHES "fsanitize=address")
   if(TARGET tarn_thrust_cpp_tests)
     tarn_watched(asan_ubsan_tarn_thrust_cpp_tests tarn_thrust_cpp_tests)
   endif()
-  # A part on devices without pages; with TARN_THOROUGH the preset `host` runs all there.
+  # A part on devices without pages; with TARN_LONG_RUNS the preset `host` runs all there.
   tarn_watched_without(pages asan_ubsan_without_pages "[raii]~[pages]~[evict_scope]")
 elseif(CMAKE_CXX_FLAGS MATCHES "fsanitize=thread")
   tarn_watched(tsan tarn_thread_tests "[threads]")
   tarn_watched(tsan_free_threads tarn_free_threads 1 6 16 2000)
-  if(TARN_THOROUGH)
+  if(TARN_LONG_RUNS)
     tarn_watched(tsan_more_free_threads tarn_free_threads 1000001 1 8 2000 300)
   endif()
 elseif(CMAKE_CXX_FLAGS MATCHES "--coverage")
@@ -51,13 +51,13 @@ elseif(CMAKE_CXX_FLAGS MATCHES "_GLIBCXX_DEBUG")
 else()
   if(TARN_BUILD_UNIT_TESTS)
     tarn_watched(host_tests tarn_tests)
-    if(TARN_THOROUGH)
+    if(TARN_LONG_RUNS)
       tarn_watched_without(pages tests_without_pages "~[matrix]~[pages]")
       tarn_watched_without(memory_pools tests_without_memory_pools "~[matrix]~[memory_pools]")
       tarn_watched_without(pages,memory_pools tests_without_pages_memory_pools "~[matrix]~[pages]~[memory_pools]")
     endif()
   endif()
-  if(TARN_THOROUGH)
+  if(TARN_LONG_RUNS)
     function(tarn_more_programs what)
       add_test(NAME simulation.${what} COMMAND tarn_simulation --jobs ${processors} ${ARGN})
       set_tests_properties(simulation.${what} PROPERTIES PROCESSORS ${processors} TIMEOUT 7200)
@@ -75,7 +75,8 @@ else()
 endif()
 # Valgrind cannot reserve as much address space as a simulated device with real memory behind it has: tests of that kind are left out,
 # by what is named here. What the simulated device maps itself, AddressSanitizer watches.
-add_test(NAME valgrind COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/watched.py valgrind valgrind -q --error-exitcode=9
+# Not part of an ordinary run: `ctest --preset valgrind`.
+add_test(NAME valgrind CONFIGURATIONS Valgrind COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/watched.py valgrind valgrind -q --error-exitcode=9
   --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite $<TARGET_FILE:tarn_tests>
   "[core]~[threads],[trace_format]~[traced],[pool][streams]~[random],[run],[range_index],[stream_order],[address_index]")
 set_tests_properties(valgrind PROPERTIES LABELS valgrind SKIP_RETURN_CODE 77 TIMEOUT 7200)
