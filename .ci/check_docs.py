@@ -4,11 +4,11 @@
 
 A ```cpp block with a main() is a program: it runs on the simulated device, and must print the block without a language that follows
 it. With nvcc it is compiled as CUDA, too. Any other ```cpp block is the body of a function with `n`, `stream`, `device` and `pool`;
-one that is followed by output is run. Blocks marked ```cpp cuda need nvcc.
+one that is followed by output is run. Those of a page are compiled as one program, and where that fails one by one. Blocks marked ```cpp cuda need nvcc.
 
 A block marked with a file's name (```cpp program.cpp) is that file, for the commands of its page. Of README.md each line of each ```sh
 block is run as it is printed, in a folder with these files and tarn's include/; the block must print the block without a language
-that follows it. Lines with ./dev are those that .ci/run runs. Each ```cmake block is the end of a project of the first of these files.
+that follows it. Lines with ./dev are those that .ci/run runs. The CMake lines are built by tests/package/check.sh.
 What needs nvcc, CUDA or Catch2 is named as skipped where they are absent. No cell of README.md's tables has more than 15 words."""
 import concurrent.futures
 import os
@@ -27,12 +27,13 @@ prelude = """#include <tarn/tarn.hpp>
 #include <tarn/sharing.hpp>
 #include <thrust/device_vector.h>
 #include <thrust/sort.h>
+#include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <vector>
 using namespace tarn::literals;
 """
-body = prelude + """
-[[maybe_unused]] static void block([[maybe_unused]] std::size_t n, [[maybe_unused]] tarn::stream_ref stream, [[maybe_unused]] tarn::device_id device, [[maybe_unused]] tarn::device_pool pool) {
+parameters = """([[maybe_unused]] std::size_t n, [[maybe_unused]] tarn::stream_ref stream, [[maybe_unused]] tarn::device_id device, [[maybe_unused]] tarn::device_pool pool) {
 """
 simulated = [os.environ.get("CXX", "g++"), "-std=c++20", "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP",
              "-I", str(root / "include"), "-include", "tarn/sim.hpp"]
@@ -67,28 +68,40 @@ def program(code, output):
     return None
 
 
-ready = """#include <cstdio>
-int main() {
+ready = """() {
   [[maybe_unused]] std::size_t n = 1 << 20;
   tarn::device_pool pool;
   tarn::stream stream;
 """
+
+
+def check_together(blocks):
+    """(code, what is wrong with it) of blocks without a main(), compiled as one program, whose argument says which of them runs."""
+    functions = [f"static void block_{k}" + (ready if output else parameters) + code + "}\n" for k, (code, output) in enumerate(blocks)]
+    choices = "".join(f"  if (std::atoi(argv[1]) == {k}) block_{k}();\n" for k, (_, output) in enumerate(blocks) if output)
+    with tempfile.TemporaryDirectory() as folder:
+        source = prelude + "".join(functions) + "int main(int, [[maybe_unused]] char** argv) {\n" + choices + "}\n"
+        made = run([*simulated, "-x", "c++", "-", "-o", f"{folder}/program", "-pthread", "-ldl"], source)
+        if made.returncode:
+            if len(blocks) == 1:
+                return [(blocks[0][0], "this does not compile:\n" + made.stderr[:2000])]
+            return [wrong for block in blocks for wrong in check_together([block])]
+        ran = [(code, output, run([f"{folder}/program", str(k)])) for k, (code, output) in enumerate(blocks) if output]
+    return [(code, f"this printed, with status {done.returncode}:\n{done.stdout}{done.stderr}instead of:\n{output}")
+            for code, output, done in ran if done.returncode or done.stdout != output]
+
+
 def check(tag, code, output):
-    """What is wrong with a block, None if nothing."""
-    if "int main" in code:
+    """What is wrong with a program, or a block for nvcc, None if nothing."""
+    if tag != "cuda":
         wrong = program(code, output)
         if not wrong and nvcc and (compiled := as_cuda(code)).returncode:
             wrong = "this does not compile as CUDA:\n" + compiled.stderr[:2000]
         return wrong
-    if output:
-        return program(prelude + ready + code + "}\n", output)
-    if tag == "cuda":
-        if not nvcc:
-            print("skipped a block that needs nvcc")
-            return None
-        done = as_cuda(prelude + "void block(std::size_t n, cudaStream_t stream) {\n" + code + "}\n")
-    else:
-        done = run([*simulated, "-fsyntax-only", "-x", "c++", "-"], body + code + "}\n")
+    if not nvcc:
+        print("skipped a block that needs nvcc")
+        return None
+    done = as_cuda(prelude + "void block(std::size_t n, cudaStream_t stream) {\n" + code + "}\n")
     return done.stderr[:2000] if done.returncode else None
 
 
@@ -131,37 +144,23 @@ def check_commands(commands, output, files):
     return None
 
 
-def check_cmake(lines, files):
-    """What is wrong with the lines that add tarn to a project, None if nothing."""
-    if "tarn::cuda" in lines and not cuda.exists():
-        print("skipped, no CUDA here: the CMake lines")
-        return None
-    name, text = next(iter(files.items()))
-    with tempfile.TemporaryDirectory() as folder:
-        project = pathlib.Path(folder)
-        (project / name).write_text(text)
-        (project / "CMakeLists.txt").write_text(
-            f"cmake_minimum_required(VERSION 3.22)\nproject(app LANGUAGES CXX)\nadd_executable(app {name})\n{lines}")
-        for step in (f"cmake -S {root} -B tarn -DTARN_BUILD_TESTS=OFF -DTARN_BUILD_EXAMPLES=OFF -DTARN_BUILD_BENCH=OFF",
-                     "cmake --install tarn --prefix prefix", "cmake -S . -B build -DCMAKE_PREFIX_PATH=$PWD/prefix", "cmake --build build"):
-            done = run(["bash", "-c", step], cwd=folder)
-            if done.returncode:
-                return f"{step} fails:\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
-    return None
-
-
 def jobs_of(page):
-    """(the printed lines, a function that checks them) for each block of a page that is checked."""
-    block = re.compile(r"^```(cpp|sh|cmake) *([\w.]*)\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.M | re.S)
+    """(how many blocks, a function that returns (code, what is wrong)...) for what of a page is checked together."""
+    block = re.compile(r"^```(cpp|sh) *([\w.]*)\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.M | re.S)
     found = block.findall(page.read_text())
     files = {tag: code for language, tag, code, _ in found if language == "cpp" and "." in tag}
+    together = [(code, output) for language, tag, code, output in found if language == "cpp" and not tag and "int main" not in code]
+    if together:
+        yield len(together), lambda: check_together(together)
+
+    def alone(code, act, *arguments):
+        return 1, lambda: [(code, wrong)] if (wrong := act(*arguments)) else []
+
     for language, tag, code, output in found:
-        if language == "cpp" and tag not in files:
-            yield code, lambda tag=tag, code=code, output=output: check(tag, code, output)
+        if language == "cpp" and tag not in files and (code, output) not in together:
+            yield alone(code, check, tag, code, output)
         elif language == "sh" and page == root / "README.md":
-            yield code, lambda code=code, output=output: check_commands(code, output, files)
-        elif language == "cmake" and files:
-            yield code, lambda code=code: check_cmake(code, files)
+            yield alone(code, check_commands, code, output, files)
 
 
 bad = 0
@@ -173,11 +172,11 @@ for line in (root / "README.md").read_text().splitlines():
 pages = sorted([*root.glob("*.md"), *root.glob("*/*.md")])
 if len(sys.argv) > 1:
     pages = [pathlib.Path(page).resolve() for page in sys.argv[1:]]
-jobs = [(page, code, act) for page in pages for code, act in jobs_of(page)]
+jobs = [(page, count, act) for page in pages for count, act in jobs_of(page)]
 with concurrent.futures.ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-    for (page, code, _), wrong in zip(jobs, pool.map(lambda job: job[2](), jobs)):
-        if wrong:
+    for (page, _, _), mistakes in zip(jobs, pool.map(lambda job: job[2](), jobs)):
+        for code, wrong in mistakes:
             bad += 1
             print(f"{page.relative_to(root)}: {wrong}\n{code}")
-print(f"{len(jobs)} blocks were compiled or run; {bad} mistakes")
+print(f"{sum(count for _, count, _ in jobs)} blocks were compiled or run; {bad} mistakes")
 sys.exit(bool(bad))
