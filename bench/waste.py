@@ -26,8 +26,8 @@ def main(replay, *traces):
     waste = run("--pattern", "all", "--pool", "tarn", "--passes", "5", "--waste", *traces)
     lines = run("--pattern", "all", "--pool", "tarn,tarn_segments", "--passes", "20", "--json", *traces)
     for threads in "12":
-        pytorch = sorted(map(str, ROOT.glob("examples/pytorch/traces/*.trace.gz")))
-        lines += run("--pool", "tarn", "--passes", "20", "--json", "--threads", threads, *pytorch)
+        workloads = sorted(map(str, ROOT.glob("examples/traces/workloads/*.trace.gz")))
+        lines += run("--pool", "tarn", "--passes", "20", "--json", "--threads", threads, *workloads)
     # Both or none: a file is replaced only when all has run.
     results = ROOT / "bench" / "results"
     report = passes.report(lines.splitlines())
