@@ -1351,24 +1351,12 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-[[noreturn]] inline void refuse_sizes(std::size_t from, std::size_t to, source_location where) {
-  message<320> text;
-  text.add("tarn: conversion of ").add_number(std::uint64_t{from});
-  text.add(" elements to a span of ").add_number(std::uint64_t{to});
-  text.add("; take a subspan of the longer one");
-  throw at(where, length_error(text.view()));
-}
 [[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to, source_location where) {
   message<200> text;
   text.add("elements of device ").add_number(from.value).add(" cannot be converted into a buffer of device ");
   text.add_number(to.value).add("; call convert() on one device and copy_from() between the devices");
   throw at(where, misuse(misuse_kind::wrong_device, p, text.view()));
 }
-
-/// Whether only its own device can access the memory.
-template <class Resource>
-inline constexpr bool is_devices_own =
-    has_property<Resource, device_accessible> && !has_property<Resource, host_accessible>;
 
 }  // namespace detail
 
@@ -1384,7 +1372,7 @@ template <stream_driver Driver, class From, element To>
   requires element<std::remove_const_t<From>>
 void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
              source_location where = source_location::current()) {
-  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
+  detail::require_same_size("conversion", from.size(), to.size(), where);
   if (from.empty()) return;
   detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
                              "the target of a conversion overlaps its source; convert into separate memory",
@@ -1412,7 +1400,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
       detail::refuse_devices(from.data(), theirs.device(), driver.device(), where);
     }
   }
-  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
+  detail::require_same_size("conversion", from.size(), to.size(), where);
   if (from.empty()) return;
   // Use the device that can access both: a buffer of host memory may carry the driver of any device.
   auto const& on = detail::is_devices_own<ToResource> ? driver : theirs;
@@ -2406,9 +2394,6 @@ inline void require_elements(char const* whose, std::size_t first, std::size_t c
   throw at(where, length_error(text.add_number(std::uint64_t{size}).view()));
 }
 
-template <class Resource>
-inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
-
 }  // namespace detail
 
 /// Copies elements between buffers on any devices, including the same one, on the target's stream. That
@@ -2428,44 +2413,16 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   detail::require_elements("source", from_first, count, from.size(), where);
   detail::require_elements("target", to_first, count, to.size(), where);
   if (count == 0) return;
-  auto const& theirs = from.resource().driver();
-  auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
   std::size_t const bytes = count * sizeof(T);
   detail::require_no_overlap(source, bytes, target, bytes,
                              "the target of a copy overlaps its source; copy through a separate buffer",
                              where);
-  using driver_type = typename ToResource::driver_type;
-  detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
-  detail::driven_stream<driver_type> const on_target{driver, to.stream()};
-  bool const apart = theirs.device() != driver.device();
-  // A copy to host memory runs on the device of the other side.
-  if constexpr (detail::host_may_touch<ToResource> && !detail::host_may_touch<FromResource>) {
-    if (apart) {
-      detail::in_turn(
-          on_source,
-          [&] { detail::must_succeed(theirs, theirs.copy(from.stream(), target, source, bytes), where); },
-          where, on_target);
-      return;
-    }
-  }
-  detail::in_turn(
-      on_target,
-      [&] {
-        status s;
-        if constexpr (!detail::host_may_touch<ToResource> && !detail::host_may_touch<FromResource> &&
-                      requires {
-                        driver.copy_from_device(to.stream(), target, device_id{}, source, count);
-                      }) {
-          s = apart ? driver.copy_from_device(to.stream(), target, theirs.device(), source, bytes)
-                    : driver.copy(to.stream(), target, source, bytes);
-        } else {
-          s = driver.copy(to.stream(), target, source, bytes);
-        }
-        detail::must_succeed(driver, s, where);
-      },
-      where, on_source);
+  using driven = detail::driven_stream<typename ToResource::driver_type>;
+  detail::copy_in_turn<FromResource, ToResource>(driven{from.resource().driver(), from.stream()}, source,
+                                                 driven{to.resource().driver(), to.stream()}, target, bytes,
+                                                 where);
 }
 
 /// Copies all elements. @throws length_error  the sizes differ; cuda_error

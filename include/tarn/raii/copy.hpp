@@ -10,6 +10,7 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/property.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/raii/stream.hpp"
 
@@ -40,11 +41,30 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
   }
 }
 
-}  // namespace TARN_NAMESPACE::detail
+/// Whether only its own device can access the memory.
+template <class Resource>
+inline constexpr bool is_devices_own =
+    has_property<Resource, device_accessible> && !has_property<Resource, host_accessible>;
 
-namespace TARN_NAMESPACE {
-
-namespace detail {
+/// Copies bytes between the memory of two resources, behind the work of both streams and before their later
+/// work: on the target's stream, except that a copy to host memory from another device runs on that device.
+/// @throws cuda_error
+template <class From, class To, class Driver>
+void copy_in_turn(driven_stream<Driver> source, void const* from, driven_stream<Driver> target, void* to,
+                  std::size_t bytes, source_location where) {
+  bool const apart = source.driver.device() != target.driver.device();
+  bool const is_sent = apart && has_property<To, host_accessible> && !has_property<From, host_accessible>;
+  driven_stream<Driver> const& on = is_sent ? source : target;
+  auto const enqueue = [&] {
+    if constexpr (is_devices_own<From> && is_devices_own<To> &&
+                  requires { on.driver.copy_from_device(on.stream, to, device_id{}, from, bytes); }) {
+      if (apart) return on.driver.copy_from_device(on.stream, to, source.driver.device(), from, bytes);
+    }
+    return on.driver.copy(on.stream, to, from, bytes);
+  };
+  in_turn(
+      on, [&] { must_succeed(on.driver, enqueue(), where); }, where, is_sent ? target : source);
+}
 
 /// @throws misuse  of kind `overlap`, with `what_to_do`, if the ranges share a byte
 inline void require_no_overlap(void const* from, std::size_t from_bytes, void const* to, std::size_t to_bytes,
@@ -54,8 +74,18 @@ inline void require_no_overlap(void const* from, std::size_t from_bytes, void co
   if (source < target + to_bytes && target < source + from_bytes)
     throw at(where, misuse(misuse_kind::overlap, to, what_to_do));
 }
+/// @throws length_error  the numbers of elements differ
+inline void require_same_size(char const* what, std::size_t from, std::size_t to, source_location where) {
+  if (from == to) return;
+  message<320> text;
+  text.add("tarn: ").add(what).add(" of ").add_number(std::uint64_t{from}).add(" elements to a span of ");
+  text.add_number(std::uint64_t{to}).add("; take a subspan of the longer one");
+  throw at(where, length_error(text.view()));
+}
 
-}  // namespace detail
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE {
 
 /// Copies elements in stream order. The spans have the same number of elements and must not overlap.
 /// Asynchronous if both sides are device or pinned memory; otherwise the driver may wait. Keep pinned host
@@ -68,13 +98,7 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
           source_location where = source_location::current()) {
   static_assert(std::is_trivially_copyable_v<To>,
                 "tarn: only trivially copyable elements can be copied between host and device");
-  if (from.size() != to.size()) {
-    message<320> text;
-    text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
-    text.add(" elements to a span of ").add_number(static_cast<std::uint64_t>(to.size()));
-    text.add("; take a subspan of the longer one");
-    throw detail::at(where, length_error(text.view()));
-  }
+  detail::require_same_size("copy", from.size(), to.size(), where);
   if (from.empty()) return;
   detail::must_succeed(driver, driver.copy(stream, to.data(), from.data(), from.size_bytes()), where);
 }

@@ -148,20 +148,9 @@ class device_buffer : public owned_elements<T, Resource> {
   void copy_from(device_buffer<T, Other> const& other, source_location where = source_location::current()) {
     if (size_ == 0 || other.size() != size_)
       return copy_from(other.span(), where);  // throws if the sizes differ
-    auto const& theirs = other.resource().driver();
-    detail::driven_stream<typename Resource::driver_type> const source{theirs, other.stream()};
-    detail::driven_stream<typename Resource::driver_type> const target{driver(), stream_};
-    if (must_be_sent(other)) {
-      detail::in_turn(
-          source, [&] { tarn::copy(theirs, other.span(), span(), other.stream(), where); }, where, target);
-    } else {
-      detail::in_turn(
-          target,
-          [&] {
-            if (!copied_between_devices(other, where)) copy_from(other.span(), where);
-          },
-          where, source);
-    }
+    using driven = detail::driven_stream<typename Resource::driver_type>;
+    detail::copy_in_turn<Other, Resource>(driven{other.resource().driver(), other.stream()}, other.data(),
+                                          driven{driver(), stream_}, data_, this->bytes(), where);
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to, source_location where = source_location::current()) const {
@@ -194,27 +183,6 @@ class device_buffer : public owned_elements<T, Resource> {
       return static_cast<T*>(detail::required(memory_, call.where)
                                  .allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
     });
-  }
-  /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns
-  /// whether it copied.
-  template <class Other>
-  bool copied_between_devices(device_buffer<T, Other> const& other, source_location where) {
-    if constexpr (has_property<Resource, device_accessible> && !has_property<Resource, host_accessible> &&
-                  has_property<Other, device_accessible> && !has_property<Other, host_accessible> &&
-                  requires { driver().copy_from_device(stream_, data_, device_id{}, data_, size_); }) {
-      device_id const theirs = other.resource().driver().device();
-      if (theirs == driver().device()) return false;
-      status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), this->bytes());
-      detail::must_succeed(driver(), s, where);
-      return true;
-    }
-    return false;
-  }
-  /// Whether only its own device can read the other memory, and this is a different device.
-  template <class Other>
-  [[nodiscard]] bool must_be_sent(device_buffer<T, Other> const& other) const {
-    return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
-           other.resource().driver().device() != driver().device();
   }
   /// Moves to a block of `count` elements on `stream`, or only to `stream` if the block has that many.
   void move_to(std::size_t count, stream_ref stream, attribution const& call) {

@@ -24,24 +24,12 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-[[noreturn]] inline void refuse_sizes(std::size_t from, std::size_t to, source_location where) {
-  message<320> text;
-  text.add("tarn: conversion of ").add_number(std::uint64_t{from});
-  text.add(" elements to a span of ").add_number(std::uint64_t{to});
-  text.add("; take a subspan of the longer one");
-  throw at(where, length_error(text.view()));
-}
 [[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to, source_location where) {
   message<200> text;
   text.add("elements of device ").add_number(from.value).add(" cannot be converted into a buffer of device ");
   text.add_number(to.value).add("; call convert() on one device and copy_from() between the devices");
   throw at(where, misuse(misuse_kind::wrong_device, p, text.view()));
 }
-
-/// Whether only its own device can access the memory.
-template <class Resource>
-inline constexpr bool is_devices_own =
-    has_property<Resource, device_accessible> && !has_property<Resource, host_accessible>;
 
 }  // namespace detail
 
@@ -57,7 +45,7 @@ template <stream_driver Driver, class From, element To>
   requires element<std::remove_const_t<From>>
 void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
              source_location where = source_location::current()) {
-  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
+  detail::require_same_size("conversion", from.size(), to.size(), where);
   if (from.empty()) return;
   detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
                              "the target of a conversion overlaps its source; convert into separate memory",
@@ -85,7 +73,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
       detail::refuse_devices(from.data(), theirs.device(), driver.device(), where);
     }
   }
-  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
+  detail::require_same_size("conversion", from.size(), to.size(), where);
   if (from.empty()) return;
   // Use the device that can access both: a buffer of host memory may carry the driver of any device.
   auto const& on = detail::is_devices_own<ToResource> ? driver : theirs;

@@ -23,9 +23,6 @@ inline void require_elements(char const* whose, std::size_t first, std::size_t c
   throw at(where, length_error(text.add_number(std::uint64_t{size}).view()));
 }
 
-template <class Resource>
-inline constexpr bool host_may_touch = has_property<Resource, host_accessible>;
-
 }  // namespace detail
 
 /// Copies elements between buffers on any devices, including the same one, on the target's stream. That
@@ -45,44 +42,16 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   detail::require_elements("source", from_first, count, from.size(), where);
   detail::require_elements("target", to_first, count, to.size(), where);
   if (count == 0) return;
-  auto const& theirs = from.resource().driver();
-  auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
   std::size_t const bytes = count * sizeof(T);
   detail::require_no_overlap(source, bytes, target, bytes,
                              "the target of a copy overlaps its source; copy through a separate buffer",
                              where);
-  using driver_type = typename ToResource::driver_type;
-  detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
-  detail::driven_stream<driver_type> const on_target{driver, to.stream()};
-  bool const apart = theirs.device() != driver.device();
-  // A copy to host memory runs on the device of the other side.
-  if constexpr (detail::host_may_touch<ToResource> && !detail::host_may_touch<FromResource>) {
-    if (apart) {
-      detail::in_turn(
-          on_source,
-          [&] { detail::must_succeed(theirs, theirs.copy(from.stream(), target, source, bytes), where); },
-          where, on_target);
-      return;
-    }
-  }
-  detail::in_turn(
-      on_target,
-      [&] {
-        status s;
-        if constexpr (!detail::host_may_touch<ToResource> && !detail::host_may_touch<FromResource> &&
-                      requires {
-                        driver.copy_from_device(to.stream(), target, device_id{}, source, count);
-                      }) {
-          s = apart ? driver.copy_from_device(to.stream(), target, theirs.device(), source, bytes)
-                    : driver.copy(to.stream(), target, source, bytes);
-        } else {
-          s = driver.copy(to.stream(), target, source, bytes);
-        }
-        detail::must_succeed(driver, s, where);
-      },
-      where, on_source);
+  using driven = detail::driven_stream<typename ToResource::driver_type>;
+  detail::copy_in_turn<FromResource, ToResource>(driven{from.resource().driver(), from.stream()}, source,
+                                                 driven{to.resource().driver(), to.stream()}, target, bytes,
+                                                 where);
 }
 
 /// Copies all elements. @throws length_error  the sizes differ; cuda_error
