@@ -96,7 +96,7 @@ void add_pool(waste_moment& m, P const& pool) {
     facts.copy(growing, heap, front, waiting);
     add_arena(m, facts);
     add_thread_caches(growing, m, front);
-    for (tarn::detail::held_block const& b : facts.deferred) m.of(memory_part::recorded_uses).add(b.bytes);
+    for (tarn::snapshot_block const& b : facts.deferred) m.of(memory_part::recorded_uses).add(b.bytes);
     add_foreign_blocks(m, heap);
   };
   auto memory = pool.memory();

@@ -2201,6 +2201,13 @@ class json_text {
 #include <string>
 #include <vector>
 
+// ---- tarn/pool/inspection/snapshot_segment.hpp
+// snapshot_segment: a range of addresses of a pool, tiled by its blocks. Plain data of a snapshot.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
 namespace TARN_NAMESPACE {
 
 enum class block_use : std::uint8_t {
@@ -2252,6 +2259,10 @@ struct snapshot_segment {
   std::vector<snapshot_block> blocks;  ///< by address
   std::vector<snapshot_piece> pieces;  ///< of a view: its original ranges, in order
 };
+
+}  // namespace TARN_NAMESPACE
+
+namespace TARN_NAMESPACE {
 
 /// Calls, and what the pool reserved from and released to the driver, in one order.
 enum class snapshot_event_kind : std::uint8_t { allocate, free, refused, reserve, release };
@@ -2332,33 +2343,32 @@ class perfetto_writer {
     std::uint64_t number = 0;  ///< identity of its slice
   };
 
+  [[nodiscard]] live_block block_of(auto const& b, std::uint64_t number = 0) const noexcept {
+    return {b.bytes, b.requested, b.stream, tag_of(b.tag), b.location, number};
+  }
+  void add_live(live_block const& b, std::int64_t sign) noexcept {
+    live_ += sign * static_cast<std::int64_t>(b.bytes);
+    of_tag_[b.tag] += sign * static_cast<std::int64_t>(b.bytes);
+  }
+
   /// Computes the live and reserved bytes before the first event by undoing the events from the end.
   void begin_at_start() {
     for (snapshot_segment const& s : snapshot_.segments) {
       reserved_ += static_cast<std::int64_t>(s.bytes);
       for (snapshot_block const& b : s.blocks) {
-        if (b.use != block_use::live) continue;
-        live_ += static_cast<std::int64_t>(b.bytes);
-        of_tag_[tag_of(b.tag)] += static_cast<std::int64_t>(b.bytes);
-        blocks_[b.address] = {b.bytes, b.requested, b.stream, tag_of(b.tag), b.location, 0};
+        if (b.use == block_use::live) add_live(blocks_[b.address] = block_of(b), 1);
       }
     }
-    for (std::size_t i = snapshot_.events.size(); i-- > 0;) {
-      snapshot_event const& e = snapshot_.events[i];
-      auto const bytes = static_cast<std::int64_t>(e.bytes);
-      if (e.kind == snapshot_event_kind::reserve) reserved_ -= bytes;
-      if (e.kind == snapshot_event_kind::release) reserved_ += bytes;
-      if (e.kind == snapshot_event_kind::allocate) {
-        auto const found = blocks_.find(e.address);
-        if (found == blocks_.end()) continue;
-        live_ -= static_cast<std::int64_t>(found->second.bytes);
-        of_tag_[found->second.tag] -= static_cast<std::int64_t>(found->second.bytes);
+    for (auto e = snapshot_.events.rbegin(); e != snapshot_.events.rend(); ++e) {
+      auto const bytes = static_cast<std::int64_t>(e->bytes);
+      if (e->kind == snapshot_event_kind::reserve) reserved_ -= bytes;
+      if (e->kind == snapshot_event_kind::release) reserved_ += bytes;
+      auto const found = blocks_.find(e->address);
+      if (e->kind == snapshot_event_kind::allocate && found != blocks_.end()) {
+        add_live(found->second, -1);
         blocks_.erase(found);
-      }
-      if (e.kind == snapshot_event_kind::free && !blocks_.contains(e.address)) {
-        blocks_[e.address] = {e.bytes, e.requested, e.stream, tag_of(e.tag), e.location, 0};
-        live_ += bytes;
-        of_tag_[tag_of(e.tag)] += bytes;
+      } else if (e->kind == snapshot_event_kind::free && found == blocks_.end()) {
+        add_live(blocks_[e->address] = block_of(*e), 1);
       }
     }
     for (auto& [address, b] : blocks_) b.number = ++numbers_;
@@ -2371,7 +2381,7 @@ class perfetto_writer {
       case snapshot_event_kind::release:
         return count("reserved bytes", reserved_ -= static_cast<std::int64_t>(e.bytes), e.time_ns);
       case snapshot_event_kind::allocate: {
-        live_block const b{e.bytes, e.requested, e.stream, tag_of(e.tag), e.location, ++numbers_};
+        live_block const b = block_of(e, ++numbers_);
         if (!blocks_.emplace(e.address, b).second) return;
         change(b, 1, e.time_ns);
         return slice("b", e.address, b, e.time_ns);
@@ -2394,8 +2404,7 @@ class perfetto_writer {
   }
 
   void change(live_block const& b, std::int64_t sign, std::uint64_t time) {
-    live_ += sign * static_cast<std::int64_t>(b.bytes);
-    of_tag_[b.tag] += sign * static_cast<std::int64_t>(b.bytes);
+    add_live(b, sign);
     count("live bytes", live_, time);
     if (has_tags()) count_tag(b.tag, time);
   }
@@ -2479,7 +2488,9 @@ inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_option
 #include <cstdint>
 #include <map>
 #include <ostream>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 // ---- tarn/report/pickle_text.hpp
 // An incremental writer of pickles of protocol 4: dictionaries, lists, strings, integers, pairs, and
@@ -2817,13 +2828,7 @@ class snapshot_pickler {
 
   void write() {
     pickle_.begin_dict();
-    pickle_.word("segments");
-    pickle_.begin_list();
-    for (snapshot_segment const& s : snapshot_.segments) {
-      pickle_.item();
-      write(s);
-    }
-    pickle_.end_list();
+    list("segments", snapshot_.segments);
     pickle_.word("device_traces");
     pickle_.begin_list();
     for (int device = 0; device <= this->device(); ++device) {
@@ -2835,12 +2840,9 @@ class snapshot_pickler {
     pickle_.end_list();
     pickle_.word("allocator_settings");
     pickle_.begin_dict();
-    pickle_.word("allocator");
-    pickle_.text(snapshot_.title);
-    pickle_.word("expandable_segments");
-    pickle_.boolean(history_.is_expandable());
-    pickle_.word("forgotten_events");
-    pickle_.number(snapshot_.forgotten_events);
+    text("allocator", snapshot_.title);
+    field("expandable_segments", history_.is_expandable());
+    field("forgotten_events", snapshot_.forgotten_events);
     pickle_.end_dict();
     pickle_.end_dict();
     pickle_.stop();
@@ -2855,9 +2857,27 @@ class snapshot_pickler {
     pickle_.word(key);
     pickle_.number(value);
   }
+  void field(char const* key, bool value) {
+    pickle_.word(key);
+    pickle_.boolean(value);
+  }
   void field(char const* key, char const* value) {
     pickle_.word(key);
     pickle_.word(value);
+  }
+  void text(char const* key, std::string_view value) {
+    pickle_.word(key);
+    pickle_.text(value);
+  }
+  template <class Item>
+  void list(char const* key, std::vector<Item> const& items) {
+    pickle_.word(key);
+    pickle_.begin_list();
+    for (Item const& i : items) {
+      pickle_.item();
+      write(i);
+    }
+    pickle_.end_list();
   }
 
   /// Writes the frames of a location, innermost first, with the tag as the outermost: flame graphs group by
@@ -2877,11 +2897,9 @@ class snapshot_pickler {
   void write(std::string_view file, int line, std::string_view function) {
     pickle_.item();
     pickle_.begin_dict();
-    pickle_.word("filename");
-    pickle_.text(file);
+    text("filename", file);
     field("line", line > 0 ? static_cast<std::uint64_t>(line) : 0);
-    pickle_.word("name");
-    pickle_.text(function);
+    text("name", function);
     pickle_.end_dict();
   }
 
@@ -2905,16 +2923,9 @@ class snapshot_pickler {
     field("stream", stream(s.stream));
     field("segment_type", s.is_small ? "small" : "large");
     pool_id("segment_pool_id", s.graph_memory);
-    pickle_.word("is_expandable");
-    pickle_.boolean(s.kind != segment_kind::upstream);
+    field("is_expandable", s.kind != segment_kind::upstream);
     frames(0, 0);
-    pickle_.word("blocks");
-    pickle_.begin_list();
-    for (snapshot_block const& b : s.blocks) {
-      pickle_.item();
-      write(b);
-    }
-    pickle_.end_list();
+    list("blocks", s.blocks);
     pickle_.end_dict();
   }
   /// Writes a pool's id: (0, 0), or (0, n) for the memory of captured graphs, as the viewer expects it.
@@ -2945,13 +2956,11 @@ class snapshot_pickler {
     auto change = history_.changes().begin();
     auto const write_changes = [&](std::size_t i, bool after) {
       for (; change != history_.changes().end() && change->event == i && change->after == after; ++change) {
-        snapshot_event e;
-        e.address = change->address;
-        e.bytes = change->bytes;
-        e.stream = snapshot_.events[i].stream;
-        e.time_ns = snapshot_.events[i].time_ns;
+        snapshot_event const& at = snapshot_.events[i];
         char const* const whole = change->comes ? "segment_alloc" : "segment_free";
-        write(history_.is_expandable() ? (change->comes ? "segment_map" : "segment_unmap") : whole, e);
+        write(
+            history_.is_expandable() ? (change->comes ? "segment_map" : "segment_unmap") : whole,
+            {.address = change->address, .bytes = change->bytes, .stream = at.stream, .time_ns = at.time_ns});
       }
     };
     for (std::size_t i = 0; i < snapshot_.events.size(); ++i) {
@@ -3146,15 +3155,14 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <cstdint>
 #include <map>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 // ---- tarn/pool/inspection/inspection.hpp
-// A snapshot of the memory that a pool holds, as stretches that blocks tile. Assembled from copied facts,
+// A snapshot of the memory that a pool holds, as segments that blocks tile. Assembled from copied facts,
 // without a lock.
 //
-//   home   | block | free | piece of a view | run: slots | cached by a thread |   one stretch up to the piece, one after it
-//   view   | block, at the address that its user has |                            one stretch
+//   home   | block | free | piece of a view | run: slots | cached by a thread |   one segment up to the piece, one after it
+//   view   | block, at the address that its user has |                            one segment
 //
 
 #include <algorithm>
@@ -3174,26 +3182,6 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <vector>
 
 namespace TARN_NAMESPACE::detail {
-
-enum class held_use : std::uint8_t {
-  live,
-  deferred,  ///< freed, but another stream that used it has not finished
-  cached
-};
-
-struct held_block {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-  held_use use = held_use::cached;
-  stream_id stream = 0;            ///< 0 if unowned
-  std::size_t requested = 0;       ///< of a deferred block: the bytes requested from the pool
-  std::uint64_t graph_memory = 0;  ///< that keeps a deferred block; 0 if none
-};
-
-struct held_piece {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-};
 
 /// Keeps every thread out of its cache. The hot lock is taken after this, never before.
 template <class Front>
@@ -3223,11 +3211,11 @@ struct pool_facts {
   std::vector<stream_id> domains;          ///< by domain_ref
   std::vector<std::uint16_t> generations;  ///< by domain_ref, the last bits
   std::vector<used_view> views;
-  std::vector<held_piece> pieces;
+  std::vector<snapshot_piece> pieces;
   std::vector<held_memory> held;
-  std::vector<held_block>
+  std::vector<snapshot_block>
       cached;  ///< live to the arena: in magazines, freed into another domain's run, or in quarantine
-  std::vector<held_block> deferred;
+  std::vector<snapshot_block> deferred;
   std::vector<growth_note> notes;
   std::size_t reserved = 0;
   std::vector<std::uint64_t> owners;  ///< by part_ref: the graph_memory that a part belongs to, 0 if none
@@ -3243,12 +3231,12 @@ struct pool_facts {
     stopped_threads const stopped(growing, front);
     // Before the hot lock: no two locks are held at once.
     blocks.for_each([&](freed_block const& b) {
-      deferred.push_back({address_of(b.p), rounded_bytes(b.bytes, b.alignment), held_use::deferred,
-                          public_id(b.stream.id()), b.bytes});
+      deferred.push_back({address_of(b.p), rounded_bytes(b.bytes, b.alignment), b.bytes, block_use::deferred,
+                          public_id(b.stream.id())});
     });
     if constexpr (Heap::describes) {
       heap.description().for_each_kept([&](freed_block const& b) {
-        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.stream.id()), 0});
+        cached.push_back({address_of(b.p), 0, 0, block_use::cached, public_id(b.stream.id())});
       });
     }
     front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });
@@ -3310,14 +3298,14 @@ struct pool_facts {
   void copy_magazines(stream_cache const& mine) {
     stream_id const id = public_id(mine.id);
     if (mine.large_block != nullptr)
-      cached.push_back({address_of(mine.large_block), mine.large_bytes, held_use::cached, id, 0});
+      cached.push_back({address_of(mine.large_block), mine.large_bytes, 0, block_use::cached, id});
     for (std::uint32_t i = 0; i < mine.of_capture.count; ++i) {
       auto const& block = mine.of_capture.blocks[i];
-      cached.push_back({address_of(block.p), block.bytes, held_use::cached, id, 0});
+      cached.push_back({address_of(block.p), block.bytes, 0, block_use::cached, id});
     }
     for (magazine const& m : mine.magazines) {
       for (std::uint32_t i = 0; i < m.count; ++i)
-        cached.push_back({address_of(m.blocks[i]), 0, held_use::cached, id, 0});
+        cached.push_back({address_of(m.blocks[i]), 0, 0, block_use::cached, id});
     }
   }
 
@@ -3335,7 +3323,7 @@ struct pool_facts {
       domains.push_back(public_id(space.streams[d].id));
       generations.push_back(static_cast<std::uint16_t>(space.streams[d].generation));
       for (auto const& list : space.streams[d].foreign) {
-        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back(), 0});
+        for (void* const p : list) cached.push_back({address_of(p), 0, 0, block_use::cached, domains.back()});
       }
     }
     if (space.tenancies.size() <= 1) return;  // no view was ever made
@@ -3353,21 +3341,7 @@ struct pool_facts {
 
 namespace TARN_NAMESPACE::detail {
 
-enum class stretch_kind : std::uint8_t { home, view, segment };
-
-/// Contiguous memory, tiled by its blocks.
-struct held_stretch {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-  stretch_kind kind = stretch_kind::home;
-  zone where = zone::smaller;
-  std::uint64_t graph_memory = 0;  ///< that it belongs to, 0 if none
-  std::uint32_t handles = 0;       ///< number of handles that lie in it, wholly or in part
-  std::vector<held_block> blocks;
-  std::vector<held_piece> pieces;  ///< of a view: the home addresses of its bytes
-};
-
-/// Assembles copied facts into stretches, sorted by address.
+/// Assembles copied facts into segments, sorted by address.
 class pool_tiling {
  public:
   explicit pool_tiling(pool_facts& facts) : facts_(facts) {
@@ -3377,12 +3351,12 @@ class pool_tiling {
     std::sort(facts.held.begin(), facts.held.end(), by_address);
     std::sort(facts.cached.begin(), facts.cached.end(), by_address);
     std::sort(facts.deferred.begin(), facts.deferred.end(), by_address);
-    for (held_piece const& p : facts.pieces) pieces_.push_back(p.address);
+    for (snapshot_piece const& p : facts.pieces) pieces_.push_back(p.address);
     std::sort(pieces_.begin(), pieces_.end());
   }
 
-  [[nodiscard]] std::vector<held_stretch> stretches() {
-    std::vector<held_stretch> all;
+  [[nodiscard]] std::vector<snapshot_segment> segments() {
+    std::vector<snapshot_segment> all;
     std::size_t r = 0;
     for (std::size_t h = 0; h < facts_.held.size();) {
       held_memory const& first = facts_.held[h];
@@ -3403,15 +3377,15 @@ class pool_tiling {
   }
 
   /// Adds the ranges from `r` on that lie before `end`, split at pieces of views.
-  void add_home(std::vector<held_stretch>& all, std::size_t& r, held_memory const& memory,
+  void add_home(std::vector<snapshot_segment>& all, std::size_t& r, held_memory const& memory,
                 std::uintptr_t end) {
-    held_stretch s;
+    snapshot_segment s;
     std::uintptr_t at = memory.address;
     auto const begin = [&] {
-      s = held_stretch{};
+      s = snapshot_segment{};
       s.address = at;
-      s.kind = memory.is_handle ? stretch_kind::home : stretch_kind::segment;
-      s.where = memory.where;
+      s.kind = memory.is_handle ? segment_kind::pages : segment_kind::upstream;
+      s.is_small = memory.where == zone::smaller;
       s.graph_memory = facts_.owner_at(memory.address);
     };
     auto const finish = [&] {
@@ -3438,15 +3412,15 @@ class pool_tiling {
   }
 
   /// Adds what no range covers: the unaligned ends of a segment.
-  static void fill(held_stretch& s, std::uintptr_t& at, std::uintptr_t end) {
+  static void fill(snapshot_segment& s, std::uintptr_t& at, std::uintptr_t end) {
     if (at >= end) return;
-    s.blocks.push_back({at, end - at, held_use::cached, 0, 0});
+    s.blocks.push_back({at, end - at});
     at = end;
   }
 
-  void add_range(held_stretch& s, range const& node) {
+  void add_range(snapshot_segment& s, range const& node) {
     if (node.state == range_state::free) {
-      s.blocks.push_back({node.address, node.bytes, held_use::cached, facts_.domains[node.domain], 0});
+      s.blocks.push_back({node.address, node.bytes, 0, block_use::cached, facts_.domains[node.domain]});
       return;
     }
     auto const found = std::lower_bound(facts_.runs.begin(), facts_.runs.end(), node.address,
@@ -3456,7 +3430,7 @@ class pool_tiling {
   }
 
   /// Adds a run's blocks; adjacent free ones are merged.
-  void add_run(held_stretch& s, run const& r, std::size_t bytes) {
+  void add_run(snapshot_segment& s, run const& r, std::size_t bytes) {
     std::size_t const step = class_bytes(r.size_class);
     stream_id const stream = facts_.stream_of(r);
     bool open = false;
@@ -3464,7 +3438,7 @@ class pool_tiling {
       if (open) {
         s.blocks.back().bytes += length;
       } else if (length != 0) {
-        s.blocks.push_back({address, length, held_use::cached, stream, 0});
+        s.blocks.push_back({address, length, 0, block_use::cached, stream});
         open = true;
       }
     };
@@ -3482,26 +3456,29 @@ class pool_tiling {
   }
 
   /// The actual use of a block that is live to the arena.
-  [[nodiscard]] held_block taken(std::uintptr_t address, std::size_t bytes, stream_id stream) const {
+  [[nodiscard]] snapshot_block taken(std::uintptr_t address, std::size_t bytes, stream_id stream) const {
     for (auto const* list : {&facts_.cached, &facts_.deferred}) {
       auto const found =
           std::lower_bound(list->begin(), list->end(), address,
-                           [](held_block const& b, std::uintptr_t at) { return b.address < at; });
+                           [](snapshot_block const& b, std::uintptr_t at) { return b.address < at; });
       if (found != list->end() && found->address == address)
-        return {address,          bytes,
-                found->use,       found->graph_memory != 0 ? stream : found->stream,
-                found->requested, found->graph_memory};
+        return {.address = address,
+                .bytes = bytes,
+                .requested = found->requested,
+                .use = found->use,
+                .stream = found->graph_memory != 0 ? stream : found->stream,
+                .graph_memory = found->graph_memory};
     }
-    return {address, bytes, held_use::live, stream, 0};
+    return {address, bytes, 0, block_use::live, stream};
   }
 
-  [[nodiscard]] held_stretch seen_through(pool_facts::used_view const& v) const {
-    held_stretch s;
+  [[nodiscard]] snapshot_segment seen_through(pool_facts::used_view const& v) const {
+    snapshot_segment s;
     s.address = v.address;
-    s.kind = stretch_kind::view;
-    s.where = zone::larger;
+    s.kind = segment_kind::view;
+    s.handles = 0;
     for (std::size_t i = v.first_piece; i < v.first_piece + v.pieces; ++i) {
-      held_piece const& p = facts_.pieces[i];
+      snapshot_piece const& p = facts_.pieces[i];
       s.pieces.push_back(p);
       s.bytes += p.bytes;
       s.handles += handles_in(p.address, p.bytes);
@@ -3511,7 +3488,7 @@ class pool_tiling {
     return s;
   }
 
-  /// Number of handles or segments that lie in a stretch of home addresses, wholly or in part.
+  /// Number of handles or segments that lie in a range of home addresses, wholly or in part.
   [[nodiscard]] std::uint32_t handles_in(std::uintptr_t address, std::size_t bytes) const {
     auto const before = [](std::uintptr_t at, held_memory const& h) { return at < h.address; };
     auto const first = std::upper_bound(facts_.held.begin(), facts_.held.end(), address, before) - 1;
@@ -3525,9 +3502,9 @@ class pool_tiling {
 
 /// The memory that a pool holds.
 struct pool_contents {
-  std::vector<held_stretch> stretches;  ///< by address; their bytes sum to `reserved`
-  std::vector<held_memory> held;        ///< handles and segments, by address
-  std::vector<growth_note> notes;       ///< if they are recorded, the oldest first
+  std::vector<snapshot_segment> segments;  ///< by address; their bytes sum to `reserved`
+  std::vector<held_memory> held;           ///< handles and segments, by address
+  std::vector<growth_note> notes;          ///< if they are recorded, the oldest first
   std::size_t reserved = 0;
 };
 
@@ -3542,8 +3519,10 @@ template <class Memory>
     pool_facts& facts = of_each.emplace_back();
     facts.copy(growing, heap, front, deferred);
     graphs.for_each_deferred(growing, [&](void const* p, std::size_t bytes, std::uint64_t number) {
-      facts.deferred.push_back(
-          {reinterpret_cast<std::uintptr_t>(p), 0, held_use::deferred, 0, bytes, number});
+      facts.deferred.push_back({.address = reinterpret_cast<std::uintptr_t>(p),
+                                .requested = bytes,
+                                .use = block_use::deferred,
+                                .graph_memory = number});
     });
   };
   nearest(memory, pool_call::inspect{look});
@@ -3556,8 +3535,8 @@ template <class Memory>
     std::inplace_merge(to.begin(), to.begin() + old, to.end(), before);
   };
   for (pool_facts& facts : of_each) {
-    std::vector<held_stretch> stretches = pool_tiling(facts).stretches();
-    append(contents.stretches, stretches, by_address);
+    std::vector<snapshot_segment> segments = pool_tiling(facts).segments();
+    append(contents.segments, segments, by_address);
     append(contents.held, facts.held, by_address);
     append(contents.notes, facts.notes, by_time);
     contents.reserved += facts.reserved;
@@ -3568,38 +3547,6 @@ template <class Memory>
 }  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE::detail {
-
-[[nodiscard]] inline block_use use_of(held_use use) noexcept {
-  if (use == held_use::cached) return block_use::cached;
-  return use == held_use::live ? block_use::live : block_use::deferred;
-}
-[[nodiscard]] inline segment_kind kind_of(stretch_kind kind) noexcept {
-  if (kind == stretch_kind::home) return segment_kind::pages;
-  return kind == stretch_kind::view ? segment_kind::view : segment_kind::upstream;
-}
-
-[[nodiscard]] inline snapshot_segment segment_of(held_stretch const& from) {
-  snapshot_segment s;
-  s.address = from.address;
-  s.bytes = from.bytes;
-  s.kind = kind_of(from.kind);
-  s.is_small = from.where == zone::smaller;
-  s.handles = from.handles;
-  s.graph_memory = from.graph_memory;
-  s.blocks.reserve(from.blocks.size());
-  for (held_block const& b : from.blocks) {
-    snapshot_block block;
-    block.address = b.address;
-    block.bytes = b.bytes;
-    block.use = use_of(b.use);
-    block.stream = b.stream;
-    block.requested = b.requested;
-    block.graph_memory = b.graph_memory;
-    s.blocks.push_back(block);
-  }
-  for (held_piece const& p : from.pieces) s.pieces.push_back({p.address, p.bytes});
-  return s;
-}
 
 /// Returns the stream that holds most of a segment's bytes; on a tie the lowest.
 [[nodiscard]] inline stream_id stream_of(snapshot_segment const& s) {
@@ -3622,10 +3569,9 @@ inline void cut_block(snapshot_block const& whole, std::vector<history_block>::c
   std::uintptr_t const end = whole.address + whole.bytes;
   auto const add_rest = [&](std::uintptr_t to) {
     if (at == to) return;
-    snapshot_block rest = whole;
-    rest.address = at;
-    rest.bytes = to - at;
-    out.push_back(rest);
+    out.push_back(whole);
+    out.back().address = at;
+    out.back().bytes = to - at;
     at = to;
   };
   for (; first != last; ++first) {
@@ -3723,12 +3669,7 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
   std::vector<snapshot_event> events;
   auto const add = [&](snapshot_event_kind kind, std::uintptr_t address, std::size_t bytes,
                        std::uint64_t time) {
-    snapshot_event e;
-    e.kind = kind;
-    e.address = address;
-    e.bytes = bytes;
-    e.time_ns = time;
-    events.push_back(e);
+    events.push_back({.kind = kind, .address = address, .bytes = bytes, .time_ns = time});
   };
   for (std::size_t i = contents.notes.size(); i-- > 0;) {
     growth_note const& n = contents.notes[i];
@@ -3741,9 +3682,8 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
       add(snapshot_event_kind::reserve, n.address, n.bytes, time);
     }
   }
-  std::vector<std::pair<std::uintptr_t, std::size_t>> const first(held.begin(), held.end());
   std::size_t const known = events.size();
-  for (auto const& [address, bytes] : first) add(snapshot_event_kind::reserve, address, bytes, 0);
+  for (auto const& [address, bytes] : held) add(snapshot_event_kind::reserve, address, bytes, 0);
   std::sort(events.begin() + static_cast<std::ptrdiff_t>(known), events.end(),
             [](auto const& a, auto const& b) { return a.address > b.address; });
   std::reverse(events.begin(), events.end());
@@ -3751,11 +3691,15 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
 }
 
 [[nodiscard]] inline snapshot_event event_of(history_event const& w) noexcept {
-  auto kind = snapshot_event_kind::refused;
-  if (w.kind == history_event_kind::allocate) kind = snapshot_event_kind::allocate;
-  if (w.kind == history_event_kind::free) kind = snapshot_event_kind::free;
-  std::size_t const bytes = kind == snapshot_event_kind::refused ? w.requested : w.bytes;
-  return {kind, w.address, bytes, w.requested, w.stream, w.tag, w.location, w.time_ns};
+  std::size_t const bytes = w.kind == history_event_kind::refused ? w.requested : w.bytes;
+  return {static_cast<snapshot_event_kind>(w.kind),
+          w.address,
+          bytes,
+          w.requested,
+          w.stream,
+          w.tag,
+          w.location,
+          w.time_ns};
 }
 
 /// Merges the two histories: calls in their order, the pool's reserves and releases between them by time.
@@ -3871,7 +3815,7 @@ template <class Resource>
               [](auto const& a, auto const& b) { return a.address < b.address; });
     if constexpr (has_pool) {
       s.pool = nearest(memory, pool_call::state{});
-      detail::pool_contents const contents = detail::contents_of(memory);
+      detail::pool_contents contents = detail::contents_of(memory);
       if constexpr (!has_record) {
         // Both clocks at once: what runs between two readings would shift all events against the wall clock.
         // The first change is at time 1, after what was held before it.
@@ -3886,8 +3830,7 @@ template <class Resource>
       // time.
       std::uint64_t const now =
           record.steady_ns != 0 ? record.steady_ns + record.now_ns : detail::steady_now_ns();
-      s.segments.clear();
-      for (auto const& stretch : contents.stretches) s.segments.push_back(detail::segment_of(stretch));
+      s.segments = std::move(contents.segments);
       s.pool.reserved = contents.reserved;
       s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
       bool const agreed = detail::merge_history(s.segments, record.live);

@@ -1358,8 +1358,8 @@ PLANTED = {
         ),
         Mutant(
             "the requested size of a deferred block is lost",
-            "report/merge_history.hpp",
-            "    block.requested = b.requested;\n",
+            "pool/inspection/inspection.hpp",
+            "                .requested = found->requested,\n",
             "",
             finder="tests/report/stats_model.cpp",
         ),
@@ -1380,7 +1380,7 @@ PLANTED = {
         Mutant(
             "a block freed into another stream's run is shown as live",
             "pool/inspection/pool_facts.hpp",
-            "        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back(), 0});\n",
+            "        for (void* const p : list) cached.push_back({address_of(p), 0, 0, block_use::cached, domains.back()});\n",
             "",
             finder="tests/report/stats_model.cpp",
         ),

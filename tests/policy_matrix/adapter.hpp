@@ -160,7 +160,7 @@ class adapter final : public test_memory {
   std::size_t inspected_bytes() override {
     std::size_t sum = 0;
     if constexpr (can.inspect) {
-      for (auto const& s : tarn::detail::contents_of(*memory_).stretches) sum += s.bytes;
+      for (auto const& s : tarn::detail::contents_of(*memory_).segments) sum += s.bytes;
     }
     return sum;
   }

@@ -30,30 +30,30 @@ std::uint64_t ticks() noexcept {
 struct sums {
   std::size_t live = 0;
   std::size_t cached = 0;
-  std::size_t stretches = 0;
+  std::size_t segments = 0;
   std::map<std::uintptr_t, std::size_t> live_blocks;
 };
 
-/// Checks that blocks tile their stretches and stretches do not overlap; returns the sums.
+/// Checks that blocks tile their segments and segments do not overlap; returns the sums.
 sums sums_of(detail::pool_contents const& contents) {
   sums s;
   std::uintptr_t end = 0;
   std::size_t mistakes = 0;
-  for (auto const& stretch : contents.stretches) {
-    mistakes += stretch.address < end;
-    std::uintptr_t at = stretch.address;
-    for (auto const& b : stretch.blocks) {
+  for (auto const& segment : contents.segments) {
+    mistakes += segment.address < end;
+    std::uintptr_t at = segment.address;
+    for (auto const& b : segment.blocks) {
       mistakes += b.address != at || b.bytes == 0;
       at += b.bytes;
-      (b.use == detail::held_use::live ? s.live : s.cached) += b.bytes;
-      if (b.use == detail::held_use::live) s.live_blocks.emplace(b.address, b.bytes);
+      (b.use == block_use::live ? s.live : s.cached) += b.bytes;
+      if (b.use == block_use::live) s.live_blocks.emplace(b.address, b.bytes);
     }
     end = at;
-    mistakes += at != stretch.address + stretch.bytes;
-    s.stretches += stretch.bytes;
+    mistakes += at != segment.address + segment.bytes;
+    s.segments += segment.bytes;
   }
   CHECK(mistakes == 0);
-  CHECK(s.stretches == contents.reserved);
+  CHECK(s.segments == contents.reserved);
   std::size_t held = 0;
   for (auto const& h : contents.held) held += h.bytes;
   CHECK(held == contents.reserved);
@@ -108,7 +108,7 @@ TEST_CASE("contents_of a pool lists each live block with its address and size", 
       if (step % 100 != 0) continue;  // about 15 of 150 inspections find a view
       auto const contents = detail::contents_of(memory.layer());
       sums const s = sums_of(contents);
-      for (auto const& stretch : contents.stretches) views += stretch.kind == detail::stretch_kind::view;
+      for (auto const& segment : contents.segments) views += segment.kind == segment_kind::view;
       REQUIRE(s.live_blocks.size() == live.size());
       bool same = true;
       for (auto const& [address, bytes] : live) {

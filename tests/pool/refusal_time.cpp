@@ -110,9 +110,9 @@ TEST_CASE("a refused request leaves the ranges of its stream to this stream if n
   // The free ranges by the stream that they belong to.
   auto const ranges = [&] {
     std::map<stream_id, std::size_t> count;
-    for (auto const& stretch : detail::contents_of(memory).stretches) {
-      for (detail::held_block const& b : stretch.blocks)
-        if (b.use == detail::held_use::cached) ++count[b.stream];
+    for (auto const& segment : detail::contents_of(memory).segments) {
+      for (snapshot_block const& b : segment.blocks)
+        if (b.use == block_use::cached) ++count[b.stream];
     }
     return count;
   };

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <map>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "tarn/core/min_max.hpp"
@@ -18,38 +17,6 @@
 #include "tarn/report/snapshot.hpp"
 
 namespace TARN_NAMESPACE::detail {
-
-[[nodiscard]] inline block_use use_of(held_use use) noexcept {
-  if (use == held_use::cached) return block_use::cached;
-  return use == held_use::live ? block_use::live : block_use::deferred;
-}
-[[nodiscard]] inline segment_kind kind_of(stretch_kind kind) noexcept {
-  if (kind == stretch_kind::home) return segment_kind::pages;
-  return kind == stretch_kind::view ? segment_kind::view : segment_kind::upstream;
-}
-
-[[nodiscard]] inline snapshot_segment segment_of(held_stretch const& from) {
-  snapshot_segment s;
-  s.address = from.address;
-  s.bytes = from.bytes;
-  s.kind = kind_of(from.kind);
-  s.is_small = from.where == zone::smaller;
-  s.handles = from.handles;
-  s.graph_memory = from.graph_memory;
-  s.blocks.reserve(from.blocks.size());
-  for (held_block const& b : from.blocks) {
-    snapshot_block block;
-    block.address = b.address;
-    block.bytes = b.bytes;
-    block.use = use_of(b.use);
-    block.stream = b.stream;
-    block.requested = b.requested;
-    block.graph_memory = b.graph_memory;
-    s.blocks.push_back(block);
-  }
-  for (held_piece const& p : from.pieces) s.pieces.push_back({p.address, p.bytes});
-  return s;
-}
 
 /// Returns the stream that holds most of a segment's bytes; on a tie the lowest.
 [[nodiscard]] inline stream_id stream_of(snapshot_segment const& s) {
@@ -72,10 +39,9 @@ inline void cut_block(snapshot_block const& whole, std::vector<history_block>::c
   std::uintptr_t const end = whole.address + whole.bytes;
   auto const add_rest = [&](std::uintptr_t to) {
     if (at == to) return;
-    snapshot_block rest = whole;
-    rest.address = at;
-    rest.bytes = to - at;
-    out.push_back(rest);
+    out.push_back(whole);
+    out.back().address = at;
+    out.back().bytes = to - at;
     at = to;
   };
   for (; first != last; ++first) {
@@ -173,12 +139,7 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
   std::vector<snapshot_event> events;
   auto const add = [&](snapshot_event_kind kind, std::uintptr_t address, std::size_t bytes,
                        std::uint64_t time) {
-    snapshot_event e;
-    e.kind = kind;
-    e.address = address;
-    e.bytes = bytes;
-    e.time_ns = time;
-    events.push_back(e);
+    events.push_back({.kind = kind, .address = address, .bytes = bytes, .time_ns = time});
   };
   for (std::size_t i = contents.notes.size(); i-- > 0;) {
     growth_note const& n = contents.notes[i];
@@ -191,9 +152,8 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
       add(snapshot_event_kind::reserve, n.address, n.bytes, time);
     }
   }
-  std::vector<std::pair<std::uintptr_t, std::size_t>> const first(held.begin(), held.end());
   std::size_t const known = events.size();
-  for (auto const& [address, bytes] : first) add(snapshot_event_kind::reserve, address, bytes, 0);
+  for (auto const& [address, bytes] : held) add(snapshot_event_kind::reserve, address, bytes, 0);
   std::sort(events.begin() + static_cast<std::ptrdiff_t>(known), events.end(),
             [](auto const& a, auto const& b) { return a.address > b.address; });
   std::reverse(events.begin(), events.end());
@@ -201,11 +161,15 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
 }
 
 [[nodiscard]] inline snapshot_event event_of(history_event const& w) noexcept {
-  auto kind = snapshot_event_kind::refused;
-  if (w.kind == history_event_kind::allocate) kind = snapshot_event_kind::allocate;
-  if (w.kind == history_event_kind::free) kind = snapshot_event_kind::free;
-  std::size_t const bytes = kind == snapshot_event_kind::refused ? w.requested : w.bytes;
-  return {kind, w.address, bytes, w.requested, w.stream, w.tag, w.location, w.time_ns};
+  std::size_t const bytes = w.kind == history_event_kind::refused ? w.requested : w.bytes;
+  return {static_cast<snapshot_event_kind>(w.kind),
+          w.address,
+          bytes,
+          w.requested,
+          w.stream,
+          w.tag,
+          w.location,
+          w.time_ns};
 }
 
 /// Merges the two histories: calls in their order, the pool's reserves and releases between them by time.

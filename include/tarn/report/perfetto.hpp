@@ -66,33 +66,32 @@ class perfetto_writer {
     std::uint64_t number = 0;  ///< identity of its slice
   };
 
+  [[nodiscard]] live_block block_of(auto const& b, std::uint64_t number = 0) const noexcept {
+    return {b.bytes, b.requested, b.stream, tag_of(b.tag), b.location, number};
+  }
+  void add_live(live_block const& b, std::int64_t sign) noexcept {
+    live_ += sign * static_cast<std::int64_t>(b.bytes);
+    of_tag_[b.tag] += sign * static_cast<std::int64_t>(b.bytes);
+  }
+
   /// Computes the live and reserved bytes before the first event by undoing the events from the end.
   void begin_at_start() {
     for (snapshot_segment const& s : snapshot_.segments) {
       reserved_ += static_cast<std::int64_t>(s.bytes);
       for (snapshot_block const& b : s.blocks) {
-        if (b.use != block_use::live) continue;
-        live_ += static_cast<std::int64_t>(b.bytes);
-        of_tag_[tag_of(b.tag)] += static_cast<std::int64_t>(b.bytes);
-        blocks_[b.address] = {b.bytes, b.requested, b.stream, tag_of(b.tag), b.location, 0};
+        if (b.use == block_use::live) add_live(blocks_[b.address] = block_of(b), 1);
       }
     }
-    for (std::size_t i = snapshot_.events.size(); i-- > 0;) {
-      snapshot_event const& e = snapshot_.events[i];
-      auto const bytes = static_cast<std::int64_t>(e.bytes);
-      if (e.kind == snapshot_event_kind::reserve) reserved_ -= bytes;
-      if (e.kind == snapshot_event_kind::release) reserved_ += bytes;
-      if (e.kind == snapshot_event_kind::allocate) {
-        auto const found = blocks_.find(e.address);
-        if (found == blocks_.end()) continue;
-        live_ -= static_cast<std::int64_t>(found->second.bytes);
-        of_tag_[found->second.tag] -= static_cast<std::int64_t>(found->second.bytes);
+    for (auto e = snapshot_.events.rbegin(); e != snapshot_.events.rend(); ++e) {
+      auto const bytes = static_cast<std::int64_t>(e->bytes);
+      if (e->kind == snapshot_event_kind::reserve) reserved_ -= bytes;
+      if (e->kind == snapshot_event_kind::release) reserved_ += bytes;
+      auto const found = blocks_.find(e->address);
+      if (e->kind == snapshot_event_kind::allocate && found != blocks_.end()) {
+        add_live(found->second, -1);
         blocks_.erase(found);
-      }
-      if (e.kind == snapshot_event_kind::free && !blocks_.contains(e.address)) {
-        blocks_[e.address] = {e.bytes, e.requested, e.stream, tag_of(e.tag), e.location, 0};
-        live_ += bytes;
-        of_tag_[tag_of(e.tag)] += bytes;
+      } else if (e->kind == snapshot_event_kind::free && found == blocks_.end()) {
+        add_live(blocks_[e->address] = block_of(*e), 1);
       }
     }
     for (auto& [address, b] : blocks_) b.number = ++numbers_;
@@ -105,7 +104,7 @@ class perfetto_writer {
       case snapshot_event_kind::release:
         return count("reserved bytes", reserved_ -= static_cast<std::int64_t>(e.bytes), e.time_ns);
       case snapshot_event_kind::allocate: {
-        live_block const b{e.bytes, e.requested, e.stream, tag_of(e.tag), e.location, ++numbers_};
+        live_block const b = block_of(e, ++numbers_);
         if (!blocks_.emplace(e.address, b).second) return;
         change(b, 1, e.time_ns);
         return slice("b", e.address, b, e.time_ns);
@@ -128,8 +127,7 @@ class perfetto_writer {
   }
 
   void change(live_block const& b, std::int64_t sign, std::uint64_t time) {
-    live_ += sign * static_cast<std::int64_t>(b.bytes);
-    of_tag_[b.tag] += sign * static_cast<std::int64_t>(b.bytes);
+    add_live(b, sign);
     count("live bytes", live_, time);
     if (has_tags()) count_tag(b.tag, time);
   }

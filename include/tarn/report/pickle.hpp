@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <map>
 #include <ostream>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tarn/report/pickle_text.hpp"
 #include "tarn/report/snapshot.hpp"
@@ -23,13 +25,7 @@ class snapshot_pickler {
 
   void write() {
     pickle_.begin_dict();
-    pickle_.word("segments");
-    pickle_.begin_list();
-    for (snapshot_segment const& s : snapshot_.segments) {
-      pickle_.item();
-      write(s);
-    }
-    pickle_.end_list();
+    list("segments", snapshot_.segments);
     pickle_.word("device_traces");
     pickle_.begin_list();
     for (int device = 0; device <= this->device(); ++device) {
@@ -41,12 +37,9 @@ class snapshot_pickler {
     pickle_.end_list();
     pickle_.word("allocator_settings");
     pickle_.begin_dict();
-    pickle_.word("allocator");
-    pickle_.text(snapshot_.title);
-    pickle_.word("expandable_segments");
-    pickle_.boolean(history_.is_expandable());
-    pickle_.word("forgotten_events");
-    pickle_.number(snapshot_.forgotten_events);
+    text("allocator", snapshot_.title);
+    field("expandable_segments", history_.is_expandable());
+    field("forgotten_events", snapshot_.forgotten_events);
     pickle_.end_dict();
     pickle_.end_dict();
     pickle_.stop();
@@ -61,9 +54,27 @@ class snapshot_pickler {
     pickle_.word(key);
     pickle_.number(value);
   }
+  void field(char const* key, bool value) {
+    pickle_.word(key);
+    pickle_.boolean(value);
+  }
   void field(char const* key, char const* value) {
     pickle_.word(key);
     pickle_.word(value);
+  }
+  void text(char const* key, std::string_view value) {
+    pickle_.word(key);
+    pickle_.text(value);
+  }
+  template <class Item>
+  void list(char const* key, std::vector<Item> const& items) {
+    pickle_.word(key);
+    pickle_.begin_list();
+    for (Item const& i : items) {
+      pickle_.item();
+      write(i);
+    }
+    pickle_.end_list();
   }
 
   /// Writes the frames of a location, innermost first, with the tag as the outermost: flame graphs group by
@@ -83,11 +94,9 @@ class snapshot_pickler {
   void write(std::string_view file, int line, std::string_view function) {
     pickle_.item();
     pickle_.begin_dict();
-    pickle_.word("filename");
-    pickle_.text(file);
+    text("filename", file);
     field("line", line > 0 ? static_cast<std::uint64_t>(line) : 0);
-    pickle_.word("name");
-    pickle_.text(function);
+    text("name", function);
     pickle_.end_dict();
   }
 
@@ -111,16 +120,9 @@ class snapshot_pickler {
     field("stream", stream(s.stream));
     field("segment_type", s.is_small ? "small" : "large");
     pool_id("segment_pool_id", s.graph_memory);
-    pickle_.word("is_expandable");
-    pickle_.boolean(s.kind != segment_kind::upstream);
+    field("is_expandable", s.kind != segment_kind::upstream);
     frames(0, 0);
-    pickle_.word("blocks");
-    pickle_.begin_list();
-    for (snapshot_block const& b : s.blocks) {
-      pickle_.item();
-      write(b);
-    }
-    pickle_.end_list();
+    list("blocks", s.blocks);
     pickle_.end_dict();
   }
   /// Writes a pool's id: (0, 0), or (0, n) for the memory of captured graphs, as the viewer expects it.
@@ -151,13 +153,11 @@ class snapshot_pickler {
     auto change = history_.changes().begin();
     auto const write_changes = [&](std::size_t i, bool after) {
       for (; change != history_.changes().end() && change->event == i && change->after == after; ++change) {
-        snapshot_event e;
-        e.address = change->address;
-        e.bytes = change->bytes;
-        e.stream = snapshot_.events[i].stream;
-        e.time_ns = snapshot_.events[i].time_ns;
+        snapshot_event const& at = snapshot_.events[i];
         char const* const whole = change->comes ? "segment_alloc" : "segment_free";
-        write(history_.is_expandable() ? (change->comes ? "segment_map" : "segment_unmap") : whole, e);
+        write(
+            history_.is_expandable() ? (change->comes ? "segment_map" : "segment_unmap") : whole,
+            {.address = change->address, .bytes = change->bytes, .stream = at.stream, .time_ns = at.time_ns});
       }
     };
     for (std::size_t i = 0; i < snapshot_.events.size(); ++i) {

@@ -115,7 +115,7 @@ template <class Resource>
               [](auto const& a, auto const& b) { return a.address < b.address; });
     if constexpr (has_pool) {
       s.pool = nearest(memory, pool_call::state{});
-      detail::pool_contents const contents = detail::contents_of(memory);
+      detail::pool_contents contents = detail::contents_of(memory);
       if constexpr (!has_record) {
         // Both clocks at once: what runs between two readings would shift all events against the wall clock.
         // The first change is at time 1, after what was held before it.
@@ -130,8 +130,7 @@ template <class Resource>
       // time.
       std::uint64_t const now =
           record.steady_ns != 0 ? record.steady_ns + record.now_ns : detail::steady_now_ns();
-      s.segments.clear();
-      for (auto const& stretch : contents.stretches) s.segments.push_back(detail::segment_of(stretch));
+      s.segments = std::move(contents.segments);
       s.pool.reserved = contents.reserved;
       s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
       bool const agreed = detail::merge_history(s.segments, record.live);

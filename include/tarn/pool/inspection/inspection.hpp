@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A snapshot of the memory that a pool holds, as stretches that blocks tile. Assembled from copied facts,
+// A snapshot of the memory that a pool holds, as segments that blocks tile. Assembled from copied facts,
 // without a lock.
 //
-//   home   | block | free | piece of a view | run: slots | cached by a thread |   one stretch up to the piece, one after it
-//   view   | block, at the address that its user has |                            one stretch
+//   home   | block | free | piece of a view | run: slots | cached by a thread |   one segment up to the piece, one after it
+//   view   | block, at the address that its user has |                            one segment
 //
 
 #include <algorithm>
@@ -19,21 +19,7 @@
 
 namespace TARN_NAMESPACE::detail {
 
-enum class stretch_kind : std::uint8_t { home, view, segment };
-
-/// Contiguous memory, tiled by its blocks.
-struct held_stretch {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-  stretch_kind kind = stretch_kind::home;
-  zone where = zone::smaller;
-  std::uint64_t graph_memory = 0;  ///< that it belongs to, 0 if none
-  std::uint32_t handles = 0;       ///< number of handles that lie in it, wholly or in part
-  std::vector<held_block> blocks;
-  std::vector<held_piece> pieces;  ///< of a view: the home addresses of its bytes
-};
-
-/// Assembles copied facts into stretches, sorted by address.
+/// Assembles copied facts into segments, sorted by address.
 class pool_tiling {
  public:
   explicit pool_tiling(pool_facts& facts) : facts_(facts) {
@@ -43,12 +29,12 @@ class pool_tiling {
     std::sort(facts.held.begin(), facts.held.end(), by_address);
     std::sort(facts.cached.begin(), facts.cached.end(), by_address);
     std::sort(facts.deferred.begin(), facts.deferred.end(), by_address);
-    for (held_piece const& p : facts.pieces) pieces_.push_back(p.address);
+    for (snapshot_piece const& p : facts.pieces) pieces_.push_back(p.address);
     std::sort(pieces_.begin(), pieces_.end());
   }
 
-  [[nodiscard]] std::vector<held_stretch> stretches() {
-    std::vector<held_stretch> all;
+  [[nodiscard]] std::vector<snapshot_segment> segments() {
+    std::vector<snapshot_segment> all;
     std::size_t r = 0;
     for (std::size_t h = 0; h < facts_.held.size();) {
       held_memory const& first = facts_.held[h];
@@ -69,15 +55,15 @@ class pool_tiling {
   }
 
   /// Adds the ranges from `r` on that lie before `end`, split at pieces of views.
-  void add_home(std::vector<held_stretch>& all, std::size_t& r, held_memory const& memory,
+  void add_home(std::vector<snapshot_segment>& all, std::size_t& r, held_memory const& memory,
                 std::uintptr_t end) {
-    held_stretch s;
+    snapshot_segment s;
     std::uintptr_t at = memory.address;
     auto const begin = [&] {
-      s = held_stretch{};
+      s = snapshot_segment{};
       s.address = at;
-      s.kind = memory.is_handle ? stretch_kind::home : stretch_kind::segment;
-      s.where = memory.where;
+      s.kind = memory.is_handle ? segment_kind::pages : segment_kind::upstream;
+      s.is_small = memory.where == zone::smaller;
       s.graph_memory = facts_.owner_at(memory.address);
     };
     auto const finish = [&] {
@@ -104,15 +90,15 @@ class pool_tiling {
   }
 
   /// Adds what no range covers: the unaligned ends of a segment.
-  static void fill(held_stretch& s, std::uintptr_t& at, std::uintptr_t end) {
+  static void fill(snapshot_segment& s, std::uintptr_t& at, std::uintptr_t end) {
     if (at >= end) return;
-    s.blocks.push_back({at, end - at, held_use::cached, 0, 0});
+    s.blocks.push_back({at, end - at});
     at = end;
   }
 
-  void add_range(held_stretch& s, range const& node) {
+  void add_range(snapshot_segment& s, range const& node) {
     if (node.state == range_state::free) {
-      s.blocks.push_back({node.address, node.bytes, held_use::cached, facts_.domains[node.domain], 0});
+      s.blocks.push_back({node.address, node.bytes, 0, block_use::cached, facts_.domains[node.domain]});
       return;
     }
     auto const found = std::lower_bound(facts_.runs.begin(), facts_.runs.end(), node.address,
@@ -122,7 +108,7 @@ class pool_tiling {
   }
 
   /// Adds a run's blocks; adjacent free ones are merged.
-  void add_run(held_stretch& s, run const& r, std::size_t bytes) {
+  void add_run(snapshot_segment& s, run const& r, std::size_t bytes) {
     std::size_t const step = class_bytes(r.size_class);
     stream_id const stream = facts_.stream_of(r);
     bool open = false;
@@ -130,7 +116,7 @@ class pool_tiling {
       if (open) {
         s.blocks.back().bytes += length;
       } else if (length != 0) {
-        s.blocks.push_back({address, length, held_use::cached, stream, 0});
+        s.blocks.push_back({address, length, 0, block_use::cached, stream});
         open = true;
       }
     };
@@ -148,26 +134,29 @@ class pool_tiling {
   }
 
   /// The actual use of a block that is live to the arena.
-  [[nodiscard]] held_block taken(std::uintptr_t address, std::size_t bytes, stream_id stream) const {
+  [[nodiscard]] snapshot_block taken(std::uintptr_t address, std::size_t bytes, stream_id stream) const {
     for (auto const* list : {&facts_.cached, &facts_.deferred}) {
       auto const found =
           std::lower_bound(list->begin(), list->end(), address,
-                           [](held_block const& b, std::uintptr_t at) { return b.address < at; });
+                           [](snapshot_block const& b, std::uintptr_t at) { return b.address < at; });
       if (found != list->end() && found->address == address)
-        return {address,          bytes,
-                found->use,       found->graph_memory != 0 ? stream : found->stream,
-                found->requested, found->graph_memory};
+        return {.address = address,
+                .bytes = bytes,
+                .requested = found->requested,
+                .use = found->use,
+                .stream = found->graph_memory != 0 ? stream : found->stream,
+                .graph_memory = found->graph_memory};
     }
-    return {address, bytes, held_use::live, stream, 0};
+    return {address, bytes, 0, block_use::live, stream};
   }
 
-  [[nodiscard]] held_stretch seen_through(pool_facts::used_view const& v) const {
-    held_stretch s;
+  [[nodiscard]] snapshot_segment seen_through(pool_facts::used_view const& v) const {
+    snapshot_segment s;
     s.address = v.address;
-    s.kind = stretch_kind::view;
-    s.where = zone::larger;
+    s.kind = segment_kind::view;
+    s.handles = 0;
     for (std::size_t i = v.first_piece; i < v.first_piece + v.pieces; ++i) {
-      held_piece const& p = facts_.pieces[i];
+      snapshot_piece const& p = facts_.pieces[i];
       s.pieces.push_back(p);
       s.bytes += p.bytes;
       s.handles += handles_in(p.address, p.bytes);
@@ -177,7 +166,7 @@ class pool_tiling {
     return s;
   }
 
-  /// Number of handles or segments that lie in a stretch of home addresses, wholly or in part.
+  /// Number of handles or segments that lie in a range of home addresses, wholly or in part.
   [[nodiscard]] std::uint32_t handles_in(std::uintptr_t address, std::size_t bytes) const {
     auto const before = [](std::uintptr_t at, held_memory const& h) { return at < h.address; };
     auto const first = std::upper_bound(facts_.held.begin(), facts_.held.end(), address, before) - 1;
@@ -191,9 +180,9 @@ class pool_tiling {
 
 /// The memory that a pool holds.
 struct pool_contents {
-  std::vector<held_stretch> stretches;  ///< by address; their bytes sum to `reserved`
-  std::vector<held_memory> held;        ///< handles and segments, by address
-  std::vector<growth_note> notes;       ///< if they are recorded, the oldest first
+  std::vector<snapshot_segment> segments;  ///< by address; their bytes sum to `reserved`
+  std::vector<held_memory> held;           ///< handles and segments, by address
+  std::vector<growth_note> notes;          ///< if they are recorded, the oldest first
   std::size_t reserved = 0;
 };
 
@@ -208,8 +197,10 @@ template <class Memory>
     pool_facts& facts = of_each.emplace_back();
     facts.copy(growing, heap, front, deferred);
     graphs.for_each_deferred(growing, [&](void const* p, std::size_t bytes, std::uint64_t number) {
-      facts.deferred.push_back(
-          {reinterpret_cast<std::uintptr_t>(p), 0, held_use::deferred, 0, bytes, number});
+      facts.deferred.push_back({.address = reinterpret_cast<std::uintptr_t>(p),
+                                .requested = bytes,
+                                .use = block_use::deferred,
+                                .graph_memory = number});
     });
   };
   nearest(memory, pool_call::inspect{look});
@@ -222,8 +213,8 @@ template <class Memory>
     std::inplace_merge(to.begin(), to.begin() + old, to.end(), before);
   };
   for (pool_facts& facts : of_each) {
-    std::vector<held_stretch> stretches = pool_tiling(facts).stretches();
-    append(contents.stretches, stretches, by_address);
+    std::vector<snapshot_segment> segments = pool_tiling(facts).segments();
+    append(contents.segments, segments, by_address);
     append(contents.held, facts.held, by_address);
     append(contents.notes, facts.notes, by_time);
     contents.reserved += facts.reserved;

@@ -11,32 +11,13 @@
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/cache/magazine.hpp"
+#include "tarn/pool/inspection/snapshot_segment.hpp"
 #include "tarn/pool/order/recorded_streams.hpp"
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/tool/description.hpp"
 
 namespace TARN_NAMESPACE::detail {
-
-enum class held_use : std::uint8_t {
-  live,
-  deferred,  ///< freed, but another stream that used it has not finished
-  cached
-};
-
-struct held_block {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-  held_use use = held_use::cached;
-  stream_id stream = 0;            ///< 0 if unowned
-  std::size_t requested = 0;       ///< of a deferred block: the bytes requested from the pool
-  std::uint64_t graph_memory = 0;  ///< that keeps a deferred block; 0 if none
-};
-
-struct held_piece {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-};
 
 /// Keeps every thread out of its cache. The hot lock is taken after this, never before.
 template <class Front>
@@ -66,11 +47,11 @@ struct pool_facts {
   std::vector<stream_id> domains;          ///< by domain_ref
   std::vector<std::uint16_t> generations;  ///< by domain_ref, the last bits
   std::vector<used_view> views;
-  std::vector<held_piece> pieces;
+  std::vector<snapshot_piece> pieces;
   std::vector<held_memory> held;
-  std::vector<held_block>
+  std::vector<snapshot_block>
       cached;  ///< live to the arena: in magazines, freed into another domain's run, or in quarantine
-  std::vector<held_block> deferred;
+  std::vector<snapshot_block> deferred;
   std::vector<growth_note> notes;
   std::size_t reserved = 0;
   std::vector<std::uint64_t> owners;  ///< by part_ref: the graph_memory that a part belongs to, 0 if none
@@ -86,12 +67,12 @@ struct pool_facts {
     stopped_threads const stopped(growing, front);
     // Before the hot lock: no two locks are held at once.
     blocks.for_each([&](freed_block const& b) {
-      deferred.push_back({address_of(b.p), rounded_bytes(b.bytes, b.alignment), held_use::deferred,
-                          public_id(b.stream.id()), b.bytes});
+      deferred.push_back({address_of(b.p), rounded_bytes(b.bytes, b.alignment), b.bytes, block_use::deferred,
+                          public_id(b.stream.id())});
     });
     if constexpr (Heap::describes) {
       heap.description().for_each_kept([&](freed_block const& b) {
-        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.stream.id()), 0});
+        cached.push_back({address_of(b.p), 0, 0, block_use::cached, public_id(b.stream.id())});
       });
     }
     front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });
@@ -153,14 +134,14 @@ struct pool_facts {
   void copy_magazines(stream_cache const& mine) {
     stream_id const id = public_id(mine.id);
     if (mine.large_block != nullptr)
-      cached.push_back({address_of(mine.large_block), mine.large_bytes, held_use::cached, id, 0});
+      cached.push_back({address_of(mine.large_block), mine.large_bytes, 0, block_use::cached, id});
     for (std::uint32_t i = 0; i < mine.of_capture.count; ++i) {
       auto const& block = mine.of_capture.blocks[i];
-      cached.push_back({address_of(block.p), block.bytes, held_use::cached, id, 0});
+      cached.push_back({address_of(block.p), block.bytes, 0, block_use::cached, id});
     }
     for (magazine const& m : mine.magazines) {
       for (std::uint32_t i = 0; i < m.count; ++i)
-        cached.push_back({address_of(m.blocks[i]), 0, held_use::cached, id, 0});
+        cached.push_back({address_of(m.blocks[i]), 0, 0, block_use::cached, id});
     }
   }
 
@@ -178,7 +159,7 @@ struct pool_facts {
       domains.push_back(public_id(space.streams[d].id));
       generations.push_back(static_cast<std::uint16_t>(space.streams[d].generation));
       for (auto const& list : space.streams[d].foreign) {
-        for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back(), 0});
+        for (void* const p : list) cached.push_back({address_of(p), 0, 0, block_use::cached, domains.back()});
       }
     }
     if (space.tenancies.size() <= 1) return;  // no view was ever made
