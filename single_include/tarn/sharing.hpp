@@ -18,25 +18,9 @@
 #include <utility>
 #include <vector>
 
-// ---- tarn/sharing/block_description.hpp
-// block_description: what a process must know of another process's block to import it, and its form as bytes.
-
-#include <fcntl.h>
-#include <sys/types.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-#include <csignal>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <span>
-#include <string_view>
-#include <type_traits>
-#include <vector>
-
-// ---- tarn/sharing/descriptor.hpp
+// ---- tarn/core/descriptor.hpp
+#ifndef TARN_SINGLE_CORE_DESCRIPTOR_HPP
+#define TARN_SINGLE_CORE_DESCRIPTOR_HPP
 // unique_descriptor: a unique owner of a file descriptor.
 
 #include <fcntl.h>
@@ -76,6 +60,25 @@ class unique_descriptor {
 };
 
 }  // namespace TARN_NAMESPACE
+#endif  // TARN_SINGLE_CORE_DESCRIPTOR_HPP
+// ---- tarn/sharing/block_description.hpp
+// block_description: what a process must know of another process's block to import it, and its form as bytes.
+
+#include <fcntl.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
 // ---- tarn/sharing/sharing_error.hpp
 // sharing_error: why memory could not be shared with another process. sharing_timeout: how long calls wait
 // for that process.

@@ -85,6 +85,50 @@ namespace TARN_NAMESPACE::detail {
 #include <unistd.h>
 #endif
 
+// ---- tarn/core/descriptor.hpp
+#ifndef TARN_SINGLE_CORE_DESCRIPTOR_HPP
+#define TARN_SINGLE_CORE_DESCRIPTOR_HPP
+// unique_descriptor: a unique owner of a file descriptor.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace TARN_NAMESPACE {
+
+/// Owns a file descriptor and closes it. Move-only; a moved-from owner is empty.
+class unique_descriptor {
+ public:
+  unique_descriptor() noexcept = default;
+  explicit unique_descriptor(int descriptor) noexcept : descriptor_(descriptor) {}
+  unique_descriptor(unique_descriptor&& other) noexcept : descriptor_(other.release()) {}
+  unique_descriptor& operator=(unique_descriptor&& other) noexcept {
+    unique_descriptor(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~unique_descriptor() {
+    if (descriptor_ >= 0) (void)::close(descriptor_);
+  }
+
+  void swap(unique_descriptor& other) noexcept { std::swap(descriptor_, other.descriptor_); }
+  /// -1 if it owns none.
+  [[nodiscard]] int get() const noexcept { return descriptor_; }
+  /// Releases ownership without closing.
+  [[nodiscard]] int release() noexcept { return std::exchange(descriptor_, -1); }
+  explicit operator bool() const noexcept { return descriptor_ >= 0; }
+  /// A program that this process starts does not get the descriptor.
+  void close_on_exec() const noexcept {
+    if (descriptor_ >= 0) (void)::fcntl(descriptor_, F_SETFD, FD_CLOEXEC);
+  }
+
+ private:
+  int descriptor_ = -1;
+};
+
+}  // namespace TARN_NAMESPACE
+#endif  // TARN_SINGLE_CORE_DESCRIPTOR_HPP
+
 namespace TARN_NAMESPACE {
 
 /// The backing of simulated device memory.
@@ -286,25 +330,15 @@ class sim_addresses {
 /// descriptor and no memory.
 class sim_shared_file {
  public:
-  sim_shared_file() noexcept = default;
-  sim_shared_file(sim_shared_file&& other) noexcept
-      : file_(std::exchange(other.file_, -1)), identity_(std::exchange(other.identity_, 0)) {}
-  sim_shared_file& operator=(sim_shared_file&&) = delete;
-  ~sim_shared_file() {
-#if defined(__linux__)
-    if (file_ >= 0) (void)::close(file_);
-#endif
-  }
-
   /// Returns false if the host has no descriptor left.
   bool create([[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
-    file_ = ::memfd_create("tarn_sim_pages", MFD_CLOEXEC);
-    if (file_ < 0 || ::ftruncate(file_, static_cast<::off_t>(bytes)) != 0) return false;
+    file_ = unique_descriptor(::memfd_create("tarn_sim_pages", MFD_CLOEXEC));
+    if (!file_ || ::ftruncate(file_.get(), static_cast<::off_t>(bytes)) != 0) return false;
     struct ::stat facts {};
-    if (::fstat(file_, &facts) == 0) identity_ = facts.st_ino;
+    if (::fstat(file_.get(), &facts) == 0) identity_ = facts.st_ino;
 #endif
-    return file_ >= 0;
+    return exists();
   }
   /// Opens a descriptor from another process, which stays the caller's; returns false if it is not one of
   /// such a file.
@@ -317,27 +351,27 @@ class sim_shared_file {
     std::string_view const name(target, length < 0 ? 0 : static_cast<std::size_t>(length));
     struct ::stat facts {};
     if (!name.starts_with("/memfd:tarn_sim_pages") || ::fstat(descriptor, &facts) != 0) return false;
-    file_ = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+    file_ = unique_descriptor(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
     identity_ = facts.st_ino;
     bytes = static_cast<std::size_t>(facts.st_size);
 #endif
-    return file_ >= 0;
+    return exists();
   }
   /// A new descriptor, which the caller closes; -1 if the host has none left.
   [[nodiscard]] int duplicate() const noexcept {
 #if defined(__linux__)
-    return ::fcntl(file_, F_DUPFD_CLOEXEC, 0);
+    return ::fcntl(descriptor(), F_DUPFD_CLOEXEC, 0);
 #else
     return -1;
 #endif
   }
   /// The same number for all descriptors of one file; 0: there is none.
   [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }
-  [[nodiscard]] bool exists() const noexcept { return file_ >= 0; }
-  [[nodiscard]] int descriptor() const noexcept { return file_; }
+  [[nodiscard]] bool exists() const noexcept { return static_cast<bool>(file_); }
+  [[nodiscard]] int descriptor() const noexcept { return file_.get(); }
 
  private:
-  int file_ = -1;
+  unique_descriptor file_;
   std::uint64_t identity_ = 0;
 };
 
@@ -346,21 +380,14 @@ class sim_shared_file {
 class sim_file {
  public:
   explicit sim_file(sim_backing backing) noexcept : backing_(backing) {}
-  sim_file(sim_file const&) = delete;
-  sim_file& operator=(sim_file const&) = delete;
-  ~sim_file() {
-#if defined(__linux__)
-    if (file_ >= 0) (void)::close(file_);
-#endif
-  }
 
   /// Allocates space; returns false if the host has none.
   bool take(std::size_t bytes, std::uintptr_t& offset) {
     if (free_.take(bytes, 1, offset)) return true;
 #if defined(__linux__)
     if (backing_ == sim_backing::host_backed) {
-      if (file_ < 0) file_ = ::memfd_create("tarn_sim", MFD_CLOEXEC);
-      if (file_ < 0 || ::ftruncate(file_, static_cast<::off_t>(end_ + bytes)) != 0) return false;
+      if (!file_) file_ = unique_descriptor(::memfd_create("tarn_sim", MFD_CLOEXEC));
+      if (!file_ || ::ftruncate(file_.get(), static_cast<::off_t>(end_ + bytes)) != 0) return false;
     }
 #endif
     offset = end_;
@@ -370,20 +397,20 @@ class sim_file {
   /// Frees space, and the host memory behind it.
   void give(std::uintptr_t offset, std::size_t bytes) {
 #if defined(__linux__)
-    if (file_ >= 0) {
-      (void)::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<::off_t>(offset),
+    if (file_) {
+      (void)::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<::off_t>(offset),
                         static_cast<::off_t>(bytes));
     }
 #endif
     free_.give(offset, bytes);
   }
-  [[nodiscard]] int descriptor() const noexcept { return file_; }
+  [[nodiscard]] int descriptor() const noexcept { return file_.get(); }
 
  private:
   sim_backing backing_;
   sim_ranges free_;
   std::uintptr_t end_ = 0;
-  int file_ = -1;
+  unique_descriptor file_;
 };
 
 }  // namespace detail
@@ -549,581 +576,6 @@ class sim_memory_tool {
   stretches regions_;
   std::vector<std::string> findings_;
   std::uint64_t calls_ = 0;
-};
-
-}  // namespace detail
-
-}  // namespace TARN_NAMESPACE
-// ---- tarn/driver/sim/sim_status.hpp
-// Error numbers of the simulated GPU and their conversion to a status.
-
-namespace TARN_NAMESPACE::detail {
-
-/// Error numbers of the simulated GPU, with the values of cudaError_t.
-enum class sim_code : int {
-  ok = 0,
-  invalid_value = 1,
-  out_of_memory = 2,
-  forked = 3,
-  unloading = 4,
-  invalid_device = 101,
-  operating_system = 304,
-  invalid_handle = 400,
-  not_ready = 600,
-  illegal_address = 700,
-  already_registered = 712,
-  not_registered = 713,
-  not_permitted = 800,
-  not_supported = 801,
-  capture_unsupported = 900,
-  capture_invalidated = 901,
-  capture_merge = 902,
-  capture_unmatched = 903,
-  capture_unjoined = 904,
-  capture_isolation = 905,
-  capture_implicit = 906,
-  captured_event = 907
-};
-
-struct sim_error {
-  sim_code code;
-  failure kind;
-  char const* name;
-};
-inline constexpr sim_error sim_errors[] = {
-    {sim_code::invalid_value, failure::other, "cudaErrorInvalidValue"},
-    {sim_code::out_of_memory, failure::out_of_memory, "cudaErrorMemoryAllocation"},
-    {sim_code::forked, failure::forked, "cudaErrorInitializationError"},
-    {sim_code::unloading, failure::unloading, "cudaErrorCudartUnloading"},
-    {sim_code::invalid_device, failure::no_device, "cudaErrorInvalidDevice"},
-    {sim_code::operating_system, failure::other, "cudaErrorOperatingSystem"},
-    {sim_code::invalid_handle, failure::other, "cudaErrorInvalidResourceHandle"},
-    {sim_code::not_ready, failure::not_ready, "cudaErrorNotReady"},
-    {sim_code::illegal_address, failure::other, "cudaErrorIllegalAddress"},
-    {sim_code::already_registered, failure::other, "cudaErrorHostMemoryAlreadyRegistered"},
-    {sim_code::not_registered, failure::other, "cudaErrorHostMemoryNotRegistered"},
-    {sim_code::not_permitted, failure::other, "cudaErrorNotPermitted"},
-    {sim_code::not_supported, failure::unsupported, "cudaErrorNotSupported"},
-    {sim_code::capture_unsupported, failure::other, "cudaErrorStreamCaptureUnsupported"},
-    {sim_code::capture_invalidated, failure::other, "cudaErrorStreamCaptureInvalidated"},
-    {sim_code::capture_merge, failure::other, "cudaErrorStreamCaptureMerge"},
-    {sim_code::capture_unmatched, failure::other, "cudaErrorStreamCaptureUnmatched"},
-    {sim_code::capture_unjoined, failure::other, "cudaErrorStreamCaptureUnjoined"},
-    {sim_code::capture_isolation, failure::other, "cudaErrorStreamCaptureIsolation"},
-    {sim_code::capture_implicit, failure::other, "cudaErrorStreamCaptureImplicit"},
-    {sim_code::captured_event, failure::other, "cudaErrorCapturedEvent"},
-};
-
-/// Converts a code to a status of the driver contract.
-[[nodiscard]] constexpr status sim_status(sim_code code, char const* call) noexcept {
-  if (code == sim_code::ok) return {};
-  for (sim_error const& e : sim_errors) {
-    if (e.code == code) return {e.kind, static_cast<int>(code), e.name, call};
-  }
-  return {failure::other, static_cast<int>(code), "cudaErrorUnknown", call};
-}
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE {
-
-namespace detail {
-
-/// The kind of a block; each kind has its own free call.
-enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered };
-
-}  // namespace detail
-
-/// Memory use of a simulated device, bytes and counts.
-struct sim_usage {
-  std::size_t capacity = 0;     ///< of the device
-  std::size_t taken = 0;        ///< by others: the context, other processes
-  std::size_t used = 0;         ///< allocated through this machine: pages and device blocks
-  std::size_t peak_used = 0;    ///< high-water mark of `used`
-  std::size_t page_bytes = 0;   ///< part of `used` in page handles
-  std::size_t block_bytes = 0;  ///< part of `used` in blocks, cached async blocks included
-  std::size_t handles = 0;      ///< page handles not destroyed, or destroyed but still mapped
-  std::size_t blocks = 0;       ///< allocated device and async blocks
-  [[nodiscard]] std::size_t free_bytes() const noexcept {
-    return used + taken >= capacity ? 0 : capacity - taken - used;
-  }
-};
-
-namespace detail {
-
-/// All memory of a simulated machine. Callers hold the machine's lock.
-class sim_memory {
- public:
-  /// Part of one physical allocation: `key` numbers its bytes and is never reused.
-  struct piece {
-    std::uint64_t key;
-    std::size_t bytes;
-    std::uintptr_t mapping = 0;  ///< start of the mapping it was reached through; 0: none
-  };
-
-  sim_memory(int devices, std::size_t capacity, std::size_t taken, std::size_t host_capacity,
-             std::size_t granularity, sim_backing backing)
-      : devices_(static_cast<std::size_t>(devices)),
-        granularity_(granularity),
-        host_capacity_(host_capacity),
-        backing_(backing),
-        device_space_(backing),
-        host_space_(sim_backing::host_backed),
-        pages_(backing) {
-    for (auto& d : devices_) {
-      d.capacity = capacity;
-      d.taken = taken;
-    }
-  }
-
-  [[nodiscard]] sim_usage& usage(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
-  [[nodiscard]] std::size_t ranges() const noexcept { return ranges_.size(); }
-  [[nodiscard]] std::size_t maps() const noexcept { return maps_.size(); }
-  [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
-  [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
-
-  /// Attaches the memory tool. tool() is null without one.
-  void attach_tool() {
-    tool_ = std::make_unique<sim_memory_tool>(backing_ == sim_backing::host_backed
-                                                  ? sim_memory_tool::bytes_are::of_the_host
-                                                  : sim_memory_tool::bytes_are::invented);
-  }
-  [[nodiscard]] sim_memory_tool* tool() const noexcept { return tool_.get(); }
-
-  /// Records freed physical memory from now on, for drain_gone().
-  void watch_gone() noexcept { watched_ = true; }
-  template <class Visit>
-  void drain_gone(Visit const& visit) {
-    for (piece const& p : gone_) visit(p);
-    gone_.clear();
-  }
-
-  sim_code reserve(std::size_t bytes, std::size_t alignment, void*& p) {
-    if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
-    if (alignment != 0 && !is_alignment(alignment)) return sim_code::invalid_value;
-    if (alignment < granularity_) alignment = granularity_;
-    std::uintptr_t begin = 0;
-    if (!device_space_.take(bytes, alignment, begin)) return sim_code::out_of_memory;
-    ranges_.emplace(begin, range{bytes, 0});
-    p = reinterpret_cast<void*>(begin);
-    return sim_code::ok;
-  }
-
-  sim_code release(void* p, std::size_t bytes) {
-    auto const it = ranges_.find(address(p));
-    if (it == ranges_.end() || it->second.bytes != bytes || it->second.maps != 0) {
-      return sim_code::invalid_value;
-    }
-    device_space_.give(it->first, bytes, granularity_);
-    ranges_.erase(it);
-    return sim_code::ok;
-  }
-
-  sim_code create(int device, std::size_t bytes, allocation_handle_type type, page_handle& handle) {
-    if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
-    if (bytes > usage(device).free_bytes()) return sim_code::out_of_memory;
-    page_piece made{bytes, device, 0, next_key_, 0, false, type, {}, false};
-    bool const taken =
-        type == allocation_handle_type::none ? pages_.take(bytes, made.offset) : made.file.create(bytes);
-    if (!taken) return sim_code::out_of_memory;
-    physical_.emplace(next_handle_, std::move(made));
-    handle = next_handle_++;
-    next_key_ += bytes;
-    charge_pages(device, bytes);
-    ++usage(device).handles;
-    return sim_code::ok;
-  }
-  /// As cuMemExportToShareableHandle: with the type of the creation only.
-  sim_code export_pages(page_handle handle, page_export& exported) {
-    auto const it = physical_.find(handle);
-    if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
-    if (exported.type == allocation_handle_type::none || it->second.type != exported.type)
-      return sim_code::invalid_value;
-    if (exported.type == allocation_handle_type::fabric) {
-      fabric_token const token{this, handle};
-      std::memcpy(exported.fabric.data(), &token, sizeof token);
-      return sim_code::ok;
-    }
-    int const descriptor = it->second.file.duplicate();
-    if (descriptor < 0) return sim_code::operating_system;
-    exported.descriptor = descriptor;
-    return sim_code::ok;
-  }
-  /// As cuMemImportFromShareableHandle. Memory of this machine keeps its identity, and its charge passes to
-  /// the import if the handle that it came from is destroyed first; memory of another machine is not charged.
-  sim_code import_pages(int device, page_export const& exported, page_handle& handle) {
-    page_piece made{0, device, 0, 0, 0, false, exported.type, {}, true};
-    if (exported.type == allocation_handle_type::fabric) {
-      fabric_token token{};
-      std::memcpy(&token, exported.fabric.data(), sizeof token);
-      auto const it = token.of == this ? physical_.find(token.handle) : physical_.end();
-      if (it == physical_.end()) return sim_code::invalid_value;
-      std::size_t bytes = 0;
-      if (!made.file.open(it->second.file.descriptor(), bytes)) return sim_code::operating_system;
-      made.bytes = bytes;
-    } else if (exported.type != allocation_handle_type::posix_file_descriptor ||
-               !made.file.open(exported.descriptor, made.bytes)) {
-      return sim_code::invalid_value;
-    }
-    if (made.bytes == 0 || made.bytes % granularity_ != 0) return sim_code::invalid_value;
-    auto const same = find_same(made, 0);
-    if (same != physical_.end() && same->second.device != device) return sim_code::invalid_device;
-    made.key = same != physical_.end() ? same->second.key : next_key_;
-    if (same == physical_.end()) next_key_ += made.bytes;
-    physical_.emplace(next_handle_, std::move(made));
-    handle = next_handle_++;
-    ++usage(device).handles;
-    return sim_code::ok;
-  }
-
-  /// As cuMemRelease: memory that is still mapped is freed at its last unmap.
-  sim_code destroy(page_handle handle) {
-    auto const it = physical_.find(handle);
-    if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
-    it->second.destroyed = true;
-    drop_if_unused(it);
-    return sim_code::ok;
-  }
-
-  sim_code map(void* p, std::size_t bytes, page_handle handle) {
-    std::uintptr_t const begin = address(p);
-    auto const behind = physical_.find(handle);
-    if (behind == physical_.end() || behind->second.destroyed) return sim_code::invalid_value;
-    if (bytes != behind->second.bytes || begin % granularity_ != 0) return sim_code::invalid_value;
-    auto const reserved = containing(ranges_, begin);
-    if (reserved == ranges_.end() || bytes > reserved->second.bytes - (begin - reserved->first)) {
-      return sim_code::invalid_value;
-    }
-    auto const next = maps_.lower_bound(begin);
-    if (next != maps_.end() && next->first < begin + bytes) return sim_code::invalid_value;
-    if (next != maps_.begin()) {
-      auto const before = std::prev(next);
-      if (before->first + before->second.bytes > begin) return sim_code::invalid_value;
-    }
-    auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle, {}});
-    page_piece const& shown = behind->second;
-    int const file = shown.file.exists() ? shown.file.descriptor() : pages_.descriptor();
-    if (!device_space_.show(begin, bytes, file, shown.offset)) {
-      maps_.erase(it);
-      return sim_code::out_of_memory;
-    }
-    ++behind->second.maps;
-    ++reserved->second.maps;
-    return sim_code::ok;
-  }
-
-  sim_code unmap(void* p, std::size_t bytes) {
-    auto const it = maps_.find(address(p));
-    if (it == maps_.end() || it->second.bytes != bytes) return sim_code::invalid_value;
-    device_space_.decommit(it->first, bytes);
-    --containing(ranges_, it->first)->second.maps;
-    auto const behind = physical_.find(it->second.handle);
-    --behind->second.maps;
-    maps_.erase(it);
-    drop_if_unused(behind);
-    return sim_code::ok;
-  }
-
-  /// Allocates a block. Device blocks of at least a page start at a page boundary, as on a GPU; smaller ones
-  /// are aligned to 256 bytes and never to more, which is all that cudaMalloc guarantees.
-  sim_code allocate(int device, std::size_t bytes, sim_kind kind, void*& p) {
-    p = nullptr;
-    if (bytes == 0) return sim_code::ok;
-    if (bytes > max_request_bytes) return sim_code::out_of_memory;
-    bool const host = on_host(kind);
-    std::size_t const charged = align_up(bytes, block_granularity);
-    std::size_t const room = host ? host_room() : usage(device).free_bytes();
-    if (charged > room) return sim_code::out_of_memory;
-    bool const whole_pages = bytes >= granularity_;
-    std::size_t const shift = host || whole_pages ? 0 : default_alignment;
-    std::size_t const span = align_up(bytes + shift, host_page_bytes());
-    std::size_t const alignment = whole_pages && !host ? granularity_ : host_page_bytes();
-    auto& space = host ? host_space_ : device_space_;
-    std::uintptr_t begin = 0;
-    if (!space.take(span, alignment, begin)) return sim_code::out_of_memory;
-    if (!space.commit(begin, span)) {
-      space.give(begin, span, alignment);
-      return sim_code::out_of_memory;
-    }
-    blocks_.emplace(begin + shift, block{bytes, charged, span, shift, alignment, next_key_, device, kind});
-    next_key_ += charged;
-    if (host) {
-      host_used_ += charged;
-      ++host_blocks_;
-    } else {
-      auto& d = usage(device);
-      charge(d, charged);
-      d.block_bytes += charged;
-      ++d.blocks;
-    }
-    p = reinterpret_cast<void*>(begin + shift);
-    return sim_code::ok;
-  }
-
-  sim_code release(void* p, sim_kind kind) {
-    if (p == nullptr) return sim_code::ok;
-    auto const it = blocks_.find(address(p));
-    if (it == blocks_.end() || it->second.kind != kind) return sim_code::invalid_value;
-    block const gone = it->second;
-    auto& space = on_host(kind) ? host_space_ : device_space_;
-    std::uintptr_t const begin = it->first - gone.shift;
-    blocks_.erase(it);
-    space.decommit(begin, gone.span);
-    space.give(begin, gone.span, gone.alignment);
-    note_gone(gone.key, gone.charged);
-    if (on_host(kind)) {
-      host_used_ -= gone.charged;
-      --host_blocks_;
-    } else {
-      auto& d = usage(gone.device);
-      d.used -= gone.charged;
-      d.block_bytes -= gone.charged;
-      --d.blocks;
-    }
-    return sim_code::ok;
-  }
-
-  /// Registers existing host memory as pinned: whole pages that overlap no block.
-  sim_code adopt(int device, void* p, std::size_t bytes) {
-    std::uintptr_t const begin = address(p);
-    if (bytes == 0 || begin == 0 || begin % host_page_bytes() != 0) return sim_code::invalid_value;
-    if (bytes > max_request_bytes || bytes > host_room()) return sim_code::out_of_memory;
-    auto const next = blocks_.lower_bound(begin);
-    bool const overlaps =
-        (next != blocks_.end() && next->first < begin + bytes) || containing(blocks_, begin) != blocks_.end();
-    if (overlaps) return sim_code::already_registered;
-    blocks_.emplace(
-        begin, block{bytes, bytes, bytes, 0, host_page_bytes(), next_key_, device, sim_kind::registered});
-    next_key_ += bytes;
-    host_used_ += bytes;
-    ++host_blocks_;
-    return sim_code::ok;
-  }
-  sim_code let_go(void* p) {
-    auto const it = blocks_.find(address(p));
-    if (it == blocks_.end() || it->second.kind != sim_kind::registered) return sim_code::not_registered;
-    note_gone(it->second.key, it->second.charged);
-    host_used_ -= it->second.charged;
-    --host_blocks_;
-    blocks_.erase(it);
-    return sim_code::ok;
-  }
-
-  /// Returns the requested bytes of the block that starts at `p`, if it is of that kind.
-  [[nodiscard]] bool find_block(void const* p, sim_kind kind, std::size_t& bytes) const noexcept {
-    auto const it = blocks_.find(address(p));
-    if (it == blocks_.end() || it->second.kind != kind) return false;
-    bytes = it->second.bytes;
-    return true;
-  }
-
-  /// Returns true if the whole range lies in one block of that kind.
-  [[nodiscard]] bool in_block(void const* p, std::size_t bytes, sim_kind kind) const noexcept {
-    auto const it = containing(blocks_, address(p));
-    return it != blocks_.end() && it->second.kind == kind &&
-           bytes <= it->second.bytes - (address(p) - it->first);
-  }
-
-  /// Returns true if the first byte belongs to the machine: mapped, reserved or in a block.
-  [[nodiscard]] bool knows(void const* p) const noexcept {
-    return containing(blocks_, address(p)) != blocks_.end() ||
-           containing(ranges_, address(p)) != ranges_.end();
-  }
-  /// Returns true if device work may access the whole range.
-  [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
-    return each_piece(p, bytes, [](piece) {});
-  }
-  /// Returns true if real memory backs the address: false only for device memory that is just addresses. Host
-  /// memory unknown to the machine is real.
-  [[nodiscard]] bool is_real(void const* p) const noexcept {
-    if (backing_ == sim_backing::host_backed || !knows(p)) return true;
-    auto const it = containing(blocks_, address(p));
-    return it != blocks_.end() && on_host(it->second.kind);
-  }
-
-  /// Returns true for pinned, registered and managed memory.
-  [[nodiscard]] bool is_on_host(void const* p) const noexcept {
-    auto const it = containing(blocks_, address(p));
-    return it != blocks_.end() && on_host(it->second.kind);
-  }
-  /// As cuMemSetAccess for another device: requires whole mappings without a gap.
-  sim_code share(void* p, std::size_t bytes, int device) {
-    std::uintptr_t const begin = address(p);
-    auto const first = maps_.find(begin);
-    auto it = first;
-    std::uintptr_t at = begin;
-    for (; at - begin < bytes && it != maps_.end() && it->first == at; ++it) at += it->second.bytes;
-    if (bytes == 0 || at - begin != bytes) return sim_code::invalid_value;
-    for (auto shared = first; shared != it; ++shared) shared->second.others.push_back(device);
-    return sim_code::ok;
-  }
-
-  /// Returns the device that owns the memory; -1 for host memory and for addresses without memory.
-  [[nodiscard]] int device_of(void const* p) const noexcept {
-    if (auto const it = containing(blocks_, address(p)); it != blocks_.end()) {
-      return on_host(it->second.kind) ? -1 : it->second.device;
-    }
-    auto const it = containing(maps_, address(p));
-    return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
-  }
-  /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device
-  /// and those they were shared with.
-  [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
-    auto const it = containing(maps_, address(p));
-    if (it == maps_.end() || physical_.find(it->second.handle)->second.device == device) return true;
-    for (int const other : it->second.others) {
-      if (other == device) return true;
-    }
-    return false;
-  }
-  /// Returns the bytes of a page handle; 0 if it does not exist.
-  [[nodiscard]] std::size_t page_bytes_of(page_handle handle) const noexcept {
-    auto const it = physical_.find(handle);
-    return it == physical_.end() ? 0 : it->second.bytes;
-  }
-
-  /// Visits the physical pieces behind a range in order. Skips what has no backing, and then returns false.
-  template <class Visit>
-  bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {
-    std::uintptr_t at = address(p);
-    if (bytes > max_request_bytes) return false;
-    std::uintptr_t const end = at + bytes;
-    if (auto const it = containing(blocks_, at); it != blocks_.end()) {
-      std::size_t const offset = at - it->first;
-      if (bytes > it->second.bytes - offset) return false;
-      visit(piece{it->second.key + offset, bytes});
-      return true;
-    }
-    bool all = true;
-    auto it = maps_.upper_bound(at);
-    if (it != maps_.begin()) --it;
-    for (; at < end && it != maps_.end() && it->first < end; ++it) {
-      std::uintptr_t const map_end = it->first + it->second.bytes;
-      if (map_end <= at) continue;
-      if (it->first > at) {
-        all = false;
-        at = it->first;
-      }
-      std::size_t const part = (map_end < end ? map_end : end) - at;
-      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part, it->first});
-      at += part;
-    }
-    return all && at == end;
-  }
-
- private:
-  /// Blocks are charged in multiples of this, bytes; the smallest allocation unit of cudaMalloc.
-  static constexpr std::size_t block_granularity = 512;
-
-  struct range {
-    std::size_t bytes;
-    std::size_t maps;
-  };
-  struct mapping {
-    std::size_t bytes;
-    page_handle handle;
-    std::vector<int> others{};  ///< other devices with access
-  };
-  struct page_piece {
-    std::size_t bytes;
-    int device;
-    std::uintptr_t offset;
-    std::uint64_t key;
-    std::size_t maps;
-    bool destroyed;
-    allocation_handle_type type;
-    sim_shared_file
-        file;       ///< exists if the pages can be exported; otherwise they are in the file of all pages
-    bool imported;  ///< the memory is charged to another handle, or to another process
-  };
-  struct block {
-    std::size_t bytes;
-    std::size_t charged;
-    std::size_t span;
-    std::size_t shift;
-    std::size_t alignment;
-    std::uint64_t key;
-    int device;
-    sim_kind kind;
-  };
-  using block_map = std::map<std::uintptr_t, block>;
-
-  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  static bool on_host(sim_kind kind) noexcept {
-    return kind == sim_kind::pinned || kind == sim_kind::managed || kind == sim_kind::registered;
-  }
-  [[nodiscard]] std::size_t host_room() const noexcept {
-    return host_used_ >= host_capacity_ ? 0 : host_capacity_ - host_used_;
-  }
-  static void charge(sim_usage& d, std::size_t bytes) noexcept {
-    d.used += bytes;
-    if (d.used > d.peak_used) d.peak_used = d.used;
-  }
-  /// The entry whose bytes contain an address, or the end.
-  template <class Map>
-  [[nodiscard]] static auto containing(Map& map, std::uintptr_t at) noexcept -> decltype(map.end()) {
-    auto it = map.upper_bound(at);
-    if (it == map.begin()) return map.end();
-    --it;
-    return at - it->first < it->second.bytes ? it : map.end();
-  }
-  void note_gone(std::uint64_t key, std::size_t bytes) {
-    if (watched_) gone_.push_back({key, bytes});
-  }
-  void drop_if_unused(std::unordered_map<page_handle, page_piece>::iterator it) {
-    if (!it->second.destroyed || it->second.maps != 0) return;
-    page_piece const& gone = it->second;
-    --usage(gone.device).handles;
-    auto const same = find_same(gone, it->first);
-    if (!gone.imported && same != physical_.end()) {
-      same->second.imported = false;
-    } else if (!gone.imported) {
-      usage(gone.device).used -= gone.bytes;
-      usage(gone.device).page_bytes -= gone.bytes;
-    }
-    if (!gone.file.exists()) pages_.give(gone.offset, gone.bytes);
-    if (same == physical_.end()) note_gone(gone.key, gone.bytes);
-    physical_.erase(it);
-  }
-  void charge_pages(int device, std::size_t bytes) noexcept {
-    auto& d = usage(device);
-    charge(d, bytes);
-    d.page_bytes += bytes;
-  }
-  /// Another handle of the same memory.
-  std::unordered_map<page_handle, page_piece>::iterator find_same(page_piece const& of,
-                                                                  page_handle but) noexcept {
-    std::uint64_t const identity = of.file.identity();
-    if (identity == 0) return physical_.end();
-    for (auto it = physical_.begin(); it != physical_.end(); ++it) {
-      if (it->first != but && it->second.file.identity() == identity) return it;
-    }
-    return physical_.end();
-  }
-
-  struct fabric_token {
-    sim_memory const* of;
-    page_handle handle;
-  };
-
-  std::vector<sim_usage> devices_;
-  std::size_t granularity_;
-  std::size_t host_capacity_;
-  std::size_t host_used_ = 0;
-  std::size_t host_blocks_ = 0;
-  sim_backing backing_;
-  sim_addresses device_space_;
-  sim_addresses host_space_;
-  sim_file pages_;
-  std::map<std::uintptr_t, range> ranges_;
-  std::map<std::uintptr_t, mapping> maps_;
-  std::unordered_map<page_handle, page_piece> physical_;
-  block_map blocks_;
-  page_handle next_handle_ = 1;
-  std::uint64_t next_key_ = 1;
-  bool watched_ = false;
-  std::vector<piece> gone_;
-  std::unique_ptr<sim_memory_tool> tool_;  ///< must be destroyed before the address spaces
 };
 
 }  // namespace detail
@@ -1372,6 +824,576 @@ struct sim_leaks {
     return ranges + maps + handles + blocks + streams + events;
   }
 };
+
+}  // namespace TARN_NAMESPACE
+// ---- tarn/driver/sim/sim_status.hpp
+// Error numbers of the simulated GPU and their conversion to a status.
+
+namespace TARN_NAMESPACE::detail {
+
+/// Error numbers of the simulated GPU, with the values of cudaError_t.
+enum class sim_code : int {
+  ok = 0,
+  invalid_value = 1,
+  out_of_memory = 2,
+  forked = 3,
+  unloading = 4,
+  invalid_device = 101,
+  operating_system = 304,
+  invalid_handle = 400,
+  not_ready = 600,
+  illegal_address = 700,
+  already_registered = 712,
+  not_registered = 713,
+  not_permitted = 800,
+  not_supported = 801,
+  capture_unsupported = 900,
+  capture_invalidated = 901,
+  capture_merge = 902,
+  capture_unmatched = 903,
+  capture_unjoined = 904,
+  capture_isolation = 905,
+  capture_implicit = 906,
+  captured_event = 907
+};
+
+struct sim_error {
+  sim_code code;
+  failure kind;
+  char const* name;
+};
+inline constexpr sim_error sim_errors[] = {
+    {sim_code::invalid_value, failure::other, "cudaErrorInvalidValue"},
+    {sim_code::out_of_memory, failure::out_of_memory, "cudaErrorMemoryAllocation"},
+    {sim_code::forked, failure::forked, "cudaErrorInitializationError"},
+    {sim_code::unloading, failure::unloading, "cudaErrorCudartUnloading"},
+    {sim_code::invalid_device, failure::no_device, "cudaErrorInvalidDevice"},
+    {sim_code::operating_system, failure::other, "cudaErrorOperatingSystem"},
+    {sim_code::invalid_handle, failure::other, "cudaErrorInvalidResourceHandle"},
+    {sim_code::not_ready, failure::not_ready, "cudaErrorNotReady"},
+    {sim_code::illegal_address, failure::other, "cudaErrorIllegalAddress"},
+    {sim_code::already_registered, failure::other, "cudaErrorHostMemoryAlreadyRegistered"},
+    {sim_code::not_registered, failure::other, "cudaErrorHostMemoryNotRegistered"},
+    {sim_code::not_permitted, failure::other, "cudaErrorNotPermitted"},
+    {sim_code::not_supported, failure::unsupported, "cudaErrorNotSupported"},
+    {sim_code::capture_unsupported, failure::other, "cudaErrorStreamCaptureUnsupported"},
+    {sim_code::capture_invalidated, failure::other, "cudaErrorStreamCaptureInvalidated"},
+    {sim_code::capture_merge, failure::other, "cudaErrorStreamCaptureMerge"},
+    {sim_code::capture_unmatched, failure::other, "cudaErrorStreamCaptureUnmatched"},
+    {sim_code::capture_unjoined, failure::other, "cudaErrorStreamCaptureUnjoined"},
+    {sim_code::capture_isolation, failure::other, "cudaErrorStreamCaptureIsolation"},
+    {sim_code::capture_implicit, failure::other, "cudaErrorStreamCaptureImplicit"},
+    {sim_code::captured_event, failure::other, "cudaErrorCapturedEvent"},
+};
+
+/// Converts a code to a status of the driver contract.
+[[nodiscard]] constexpr status sim_status(sim_code code, char const* call) noexcept {
+  if (code == sim_code::ok) return {};
+  for (sim_error const& e : sim_errors) {
+    if (e.code == code) return {e.kind, static_cast<int>(code), e.name, call};
+  }
+  return {failure::other, static_cast<int>(code), "cudaErrorUnknown", call};
+}
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE {
+
+namespace detail {
+
+/// The kind of a block; each kind has its own free call.
+enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered };
+
+}  // namespace detail
+
+/// Memory use of a simulated device, bytes and counts.
+struct sim_usage {
+  std::size_t capacity = 0;     ///< of the device
+  std::size_t taken = 0;        ///< by others: the context, other processes
+  std::size_t used = 0;         ///< allocated through this machine: pages and device blocks
+  std::size_t peak_used = 0;    ///< high-water mark of `used`
+  std::size_t page_bytes = 0;   ///< part of `used` in page handles
+  std::size_t block_bytes = 0;  ///< part of `used` in blocks, cached async blocks included
+  std::size_t handles = 0;      ///< page handles not destroyed, or destroyed but still mapped
+  std::size_t blocks = 0;       ///< allocated device and async blocks
+  [[nodiscard]] std::size_t free_bytes() const noexcept {
+    return used + taken >= capacity ? 0 : capacity - taken - used;
+  }
+};
+
+namespace detail {
+
+/// All memory of a simulated machine. Callers hold the machine's lock.
+class sim_memory {
+ public:
+  /// Part of one physical allocation: `key` numbers its bytes and is never reused.
+  struct piece {
+    std::uint64_t key;
+    std::size_t bytes;
+    std::uintptr_t mapping = 0;  ///< start of the mapping it was reached through; 0: none
+  };
+
+  explicit sim_memory(sim_options const& options)
+      : options_(options),
+        devices_(static_cast<std::size_t>(options.devices)),
+        device_space_(options.backing),
+        host_space_(sim_backing::host_backed),
+        pages_(options.backing) {
+    for (auto& d : devices_) {
+      d.capacity = options.capacity;
+      d.taken = options.taken;
+    }
+  }
+
+  [[nodiscard]] sim_usage& usage(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
+  [[nodiscard]] std::size_t ranges() const noexcept { return ranges_.size(); }
+  [[nodiscard]] std::size_t maps() const noexcept { return maps_.size(); }
+  [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
+  [[nodiscard]] std::size_t granularity() const noexcept { return options_.granularity; }
+
+  /// Attaches the memory tool. tool() is null without one.
+  void attach_tool() {
+    tool_ = std::make_unique<sim_memory_tool>(options_.backing == sim_backing::host_backed
+                                                  ? sim_memory_tool::bytes_are::of_the_host
+                                                  : sim_memory_tool::bytes_are::invented);
+  }
+  [[nodiscard]] sim_memory_tool* tool() const noexcept { return tool_.get(); }
+
+  /// Records freed physical memory from now on, for drain_gone().
+  void watch_gone() noexcept { watched_ = true; }
+  template <class Visit>
+  void drain_gone(Visit const& visit) {
+    for (piece const& p : gone_) visit(p);
+    gone_.clear();
+  }
+
+  sim_code reserve(std::size_t bytes, std::size_t alignment, void*& p) {
+    if (bytes == 0 || bytes % options_.granularity != 0) return sim_code::invalid_value;
+    if (alignment != 0 && !is_alignment(alignment)) return sim_code::invalid_value;
+    if (alignment < options_.granularity) alignment = options_.granularity;
+    std::uintptr_t begin = 0;
+    if (!device_space_.take(bytes, alignment, begin)) return sim_code::out_of_memory;
+    ranges_.emplace(begin, range{bytes, 0});
+    p = reinterpret_cast<void*>(begin);
+    return sim_code::ok;
+  }
+
+  sim_code release(void* p, std::size_t bytes) {
+    auto const it = ranges_.find(address(p));
+    if (it == ranges_.end() || it->second.bytes != bytes || it->second.maps != 0) {
+      return sim_code::invalid_value;
+    }
+    device_space_.give(it->first, bytes, options_.granularity);
+    ranges_.erase(it);
+    return sim_code::ok;
+  }
+
+  sim_code create(int device, std::size_t bytes, allocation_handle_type type, page_handle& handle) {
+    if (bytes == 0 || bytes % options_.granularity != 0) return sim_code::invalid_value;
+    if (bytes > usage(device).free_bytes()) return sim_code::out_of_memory;
+    page_piece made{bytes, device, 0, next_key_, 0, false, type, {}, false};
+    bool const taken =
+        type == allocation_handle_type::none ? pages_.take(bytes, made.offset) : made.file.create(bytes);
+    if (!taken) return sim_code::out_of_memory;
+    physical_.emplace(next_handle_, std::move(made));
+    handle = next_handle_++;
+    next_key_ += bytes;
+    charge_pages(device, bytes);
+    ++usage(device).handles;
+    return sim_code::ok;
+  }
+  /// As cuMemExportToShareableHandle: with the type of the creation only.
+  sim_code export_pages(page_handle handle, page_export& exported) {
+    auto const it = physical_.find(handle);
+    if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
+    if (exported.type == allocation_handle_type::none || it->second.type != exported.type)
+      return sim_code::invalid_value;
+    if (exported.type == allocation_handle_type::fabric) {
+      fabric_token const token{this, handle};
+      std::memcpy(exported.fabric.data(), &token, sizeof token);
+      return sim_code::ok;
+    }
+    int const descriptor = it->second.file.duplicate();
+    if (descriptor < 0) return sim_code::operating_system;
+    exported.descriptor = descriptor;
+    return sim_code::ok;
+  }
+  /// As cuMemImportFromShareableHandle. Memory of this machine keeps its identity, and its charge passes to
+  /// the import if the handle that it came from is destroyed first; memory of another machine is not charged.
+  sim_code import_pages(int device, page_export const& exported, page_handle& handle) {
+    page_piece made{0, device, 0, 0, 0, false, exported.type, {}, true};
+    if (exported.type == allocation_handle_type::fabric) {
+      fabric_token token{};
+      std::memcpy(&token, exported.fabric.data(), sizeof token);
+      auto const it = token.of == this ? physical_.find(token.handle) : physical_.end();
+      if (it == physical_.end()) return sim_code::invalid_value;
+      std::size_t bytes = 0;
+      if (!made.file.open(it->second.file.descriptor(), bytes)) return sim_code::operating_system;
+      made.bytes = bytes;
+    } else if (exported.type != allocation_handle_type::posix_file_descriptor ||
+               !made.file.open(exported.descriptor, made.bytes)) {
+      return sim_code::invalid_value;
+    }
+    if (made.bytes == 0 || made.bytes % options_.granularity != 0) return sim_code::invalid_value;
+    auto const same = find_same(made, 0);
+    if (same != physical_.end() && same->second.device != device) return sim_code::invalid_device;
+    made.key = same != physical_.end() ? same->second.key : next_key_;
+    if (same == physical_.end()) next_key_ += made.bytes;
+    physical_.emplace(next_handle_, std::move(made));
+    handle = next_handle_++;
+    ++usage(device).handles;
+    return sim_code::ok;
+  }
+
+  /// As cuMemRelease: memory that is still mapped is freed at its last unmap.
+  sim_code destroy(page_handle handle) {
+    auto const it = physical_.find(handle);
+    if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
+    it->second.destroyed = true;
+    drop_if_unused(it);
+    return sim_code::ok;
+  }
+
+  sim_code map(void* p, std::size_t bytes, page_handle handle) {
+    std::uintptr_t const begin = address(p);
+    auto const behind = physical_.find(handle);
+    if (behind == physical_.end() || behind->second.destroyed) return sim_code::invalid_value;
+    if (bytes != behind->second.bytes || begin % options_.granularity != 0) return sim_code::invalid_value;
+    auto const reserved = containing(ranges_, begin);
+    if (reserved == ranges_.end() || bytes > reserved->second.bytes - (begin - reserved->first)) {
+      return sim_code::invalid_value;
+    }
+    auto const next = maps_.lower_bound(begin);
+    if (next != maps_.end() && next->first < begin + bytes) return sim_code::invalid_value;
+    if (next != maps_.begin()) {
+      auto const before = std::prev(next);
+      if (before->first + before->second.bytes > begin) return sim_code::invalid_value;
+    }
+    auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle, {}});
+    page_piece const& shown = behind->second;
+    int const file = shown.file.exists() ? shown.file.descriptor() : pages_.descriptor();
+    if (!device_space_.show(begin, bytes, file, shown.offset)) {
+      maps_.erase(it);
+      return sim_code::out_of_memory;
+    }
+    ++behind->second.maps;
+    ++reserved->second.maps;
+    return sim_code::ok;
+  }
+
+  sim_code unmap(void* p, std::size_t bytes) {
+    auto const it = maps_.find(address(p));
+    if (it == maps_.end() || it->second.bytes != bytes) return sim_code::invalid_value;
+    device_space_.decommit(it->first, bytes);
+    --containing(ranges_, it->first)->second.maps;
+    auto const behind = physical_.find(it->second.handle);
+    --behind->second.maps;
+    maps_.erase(it);
+    drop_if_unused(behind);
+    return sim_code::ok;
+  }
+
+  /// Allocates a block. Device blocks of at least a page start at a page boundary, as on a GPU; smaller ones
+  /// are aligned to 256 bytes and never to more, which is all that cudaMalloc guarantees.
+  sim_code allocate(int device, std::size_t bytes, sim_kind kind, void*& p) {
+    p = nullptr;
+    if (bytes == 0) return sim_code::ok;
+    if (bytes > max_request_bytes) return sim_code::out_of_memory;
+    bool const host = on_host(kind);
+    std::size_t const charged = align_up(bytes, block_granularity);
+    std::size_t const room = host ? host_room() : usage(device).free_bytes();
+    if (charged > room) return sim_code::out_of_memory;
+    bool const whole_pages = bytes >= options_.granularity;
+    std::size_t const shift = host || whole_pages ? 0 : default_alignment;
+    std::size_t const span = align_up(bytes + shift, host_page_bytes());
+    std::size_t const alignment = whole_pages && !host ? options_.granularity : host_page_bytes();
+    auto& space = host ? host_space_ : device_space_;
+    std::uintptr_t begin = 0;
+    if (!space.take(span, alignment, begin)) return sim_code::out_of_memory;
+    if (!space.commit(begin, span)) {
+      space.give(begin, span, alignment);
+      return sim_code::out_of_memory;
+    }
+    blocks_.emplace(begin + shift, block{bytes, charged, span, shift, alignment, next_key_, device, kind});
+    next_key_ += charged;
+    if (host) {
+      host_used_ += charged;
+      ++host_blocks_;
+    } else {
+      auto& d = usage(device);
+      charge(d, charged);
+      d.block_bytes += charged;
+      ++d.blocks;
+    }
+    p = reinterpret_cast<void*>(begin + shift);
+    return sim_code::ok;
+  }
+
+  sim_code release(void* p, sim_kind kind) {
+    if (p == nullptr) return sim_code::ok;
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != kind) return sim_code::invalid_value;
+    block const gone = it->second;
+    auto& space = on_host(kind) ? host_space_ : device_space_;
+    std::uintptr_t const begin = it->first - gone.shift;
+    blocks_.erase(it);
+    space.decommit(begin, gone.span);
+    space.give(begin, gone.span, gone.alignment);
+    note_gone(gone.key, gone.charged);
+    if (on_host(kind)) {
+      host_used_ -= gone.charged;
+      --host_blocks_;
+    } else {
+      auto& d = usage(gone.device);
+      d.used -= gone.charged;
+      d.block_bytes -= gone.charged;
+      --d.blocks;
+    }
+    return sim_code::ok;
+  }
+
+  /// Registers existing host memory as pinned: whole pages that overlap no block.
+  sim_code adopt(int device, void* p, std::size_t bytes) {
+    std::uintptr_t const begin = address(p);
+    if (bytes == 0 || begin == 0 || begin % host_page_bytes() != 0) return sim_code::invalid_value;
+    if (bytes > max_request_bytes || bytes > host_room()) return sim_code::out_of_memory;
+    auto const next = blocks_.lower_bound(begin);
+    bool const overlaps =
+        (next != blocks_.end() && next->first < begin + bytes) || containing(blocks_, begin) != blocks_.end();
+    if (overlaps) return sim_code::already_registered;
+    blocks_.emplace(
+        begin, block{bytes, bytes, bytes, 0, host_page_bytes(), next_key_, device, sim_kind::registered});
+    next_key_ += bytes;
+    host_used_ += bytes;
+    ++host_blocks_;
+    return sim_code::ok;
+  }
+  sim_code let_go(void* p) {
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != sim_kind::registered) return sim_code::not_registered;
+    note_gone(it->second.key, it->second.charged);
+    host_used_ -= it->second.charged;
+    --host_blocks_;
+    blocks_.erase(it);
+    return sim_code::ok;
+  }
+
+  /// Returns the requested bytes of the block that starts at `p`, if it is of that kind.
+  [[nodiscard]] bool find_block(void const* p, sim_kind kind, std::size_t& bytes) const noexcept {
+    auto const it = blocks_.find(address(p));
+    if (it == blocks_.end() || it->second.kind != kind) return false;
+    bytes = it->second.bytes;
+    return true;
+  }
+
+  /// Returns true if the whole range lies in one block of that kind.
+  [[nodiscard]] bool in_block(void const* p, std::size_t bytes, sim_kind kind) const noexcept {
+    auto const it = containing(blocks_, address(p));
+    return it != blocks_.end() && it->second.kind == kind &&
+           bytes <= it->second.bytes - (address(p) - it->first);
+  }
+
+  /// Returns true if the first byte belongs to the machine: mapped, reserved or in a block.
+  [[nodiscard]] bool knows(void const* p) const noexcept {
+    return containing(blocks_, address(p)) != blocks_.end() ||
+           containing(ranges_, address(p)) != ranges_.end();
+  }
+  /// Returns true if device work may access the whole range.
+  [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
+    return each_piece(p, bytes, [](piece) {});
+  }
+  /// Returns true if real memory backs the address: false only for device memory that is just addresses. Host
+  /// memory unknown to the machine is real.
+  [[nodiscard]] bool is_real(void const* p) const noexcept {
+    if (options_.backing == sim_backing::host_backed || !knows(p)) return true;
+    auto const it = containing(blocks_, address(p));
+    return it != blocks_.end() && on_host(it->second.kind);
+  }
+
+  /// Returns true for pinned, registered and managed memory.
+  [[nodiscard]] bool is_on_host(void const* p) const noexcept {
+    auto const it = containing(blocks_, address(p));
+    return it != blocks_.end() && on_host(it->second.kind);
+  }
+  /// As cuMemSetAccess for another device: requires whole mappings without a gap.
+  sim_code share(void* p, std::size_t bytes, int device) {
+    std::uintptr_t const begin = address(p);
+    auto const first = maps_.find(begin);
+    auto it = first;
+    std::uintptr_t at = begin;
+    for (; at - begin < bytes && it != maps_.end() && it->first == at; ++it) at += it->second.bytes;
+    if (bytes == 0 || at - begin != bytes) return sim_code::invalid_value;
+    for (auto shared = first; shared != it; ++shared) shared->second.others.push_back(device);
+    return sim_code::ok;
+  }
+
+  /// Returns the device that owns the memory; -1 for host memory and for addresses without memory.
+  [[nodiscard]] int device_of(void const* p) const noexcept {
+    if (auto const it = containing(blocks_, address(p)); it != blocks_.end()) {
+      return on_host(it->second.kind) ? -1 : it->second.device;
+    }
+    auto const it = containing(maps_, address(p));
+    return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
+  }
+  /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device
+  /// and those they were shared with.
+  [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
+    auto const it = containing(maps_, address(p));
+    if (it == maps_.end() || physical_.find(it->second.handle)->second.device == device) return true;
+    for (int const other : it->second.others) {
+      if (other == device) return true;
+    }
+    return false;
+  }
+  /// Returns the bytes of a page handle; 0 if it does not exist.
+  [[nodiscard]] std::size_t page_bytes_of(page_handle handle) const noexcept {
+    auto const it = physical_.find(handle);
+    return it == physical_.end() ? 0 : it->second.bytes;
+  }
+
+  /// Visits the physical pieces behind a range in order. Skips what has no backing, and then returns false.
+  template <class Visit>
+  bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {
+    std::uintptr_t at = address(p);
+    if (bytes > max_request_bytes) return false;
+    std::uintptr_t const end = at + bytes;
+    if (auto const it = containing(blocks_, at); it != blocks_.end()) {
+      std::size_t const offset = at - it->first;
+      if (bytes > it->second.bytes - offset) return false;
+      visit(piece{it->second.key + offset, bytes});
+      return true;
+    }
+    bool all = true;
+    auto it = maps_.upper_bound(at);
+    if (it != maps_.begin()) --it;
+    for (; at < end && it != maps_.end() && it->first < end; ++it) {
+      std::uintptr_t const map_end = it->first + it->second.bytes;
+      if (map_end <= at) continue;
+      if (it->first > at) {
+        all = false;
+        at = it->first;
+      }
+      std::size_t const part = (map_end < end ? map_end : end) - at;
+      visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part, it->first});
+      at += part;
+    }
+    return all && at == end;
+  }
+
+ private:
+  /// Blocks are charged in multiples of this, bytes; the smallest allocation unit of cudaMalloc.
+  static constexpr std::size_t block_granularity = 512;
+
+  struct range {
+    std::size_t bytes;
+    std::size_t maps;
+  };
+  struct mapping {
+    std::size_t bytes;
+    page_handle handle;
+    std::vector<int> others{};  ///< other devices with access
+  };
+  struct page_piece {
+    std::size_t bytes;
+    int device;
+    std::uintptr_t offset;
+    std::uint64_t key;
+    std::size_t maps;
+    bool destroyed;
+    allocation_handle_type type;
+    sim_shared_file
+        file;       ///< exists if the pages can be exported; otherwise they are in the file of all pages
+    bool imported;  ///< the memory is charged to another handle, or to another process
+  };
+  struct block {
+    std::size_t bytes;
+    std::size_t charged;
+    std::size_t span;
+    std::size_t shift;
+    std::size_t alignment;
+    std::uint64_t key;
+    int device;
+    sim_kind kind;
+  };
+  using block_map = std::map<std::uintptr_t, block>;
+
+  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  static bool on_host(sim_kind kind) noexcept {
+    return kind == sim_kind::pinned || kind == sim_kind::managed || kind == sim_kind::registered;
+  }
+  [[nodiscard]] std::size_t host_room() const noexcept {
+    return host_used_ >= options_.host_capacity ? 0 : options_.host_capacity - host_used_;
+  }
+  static void charge(sim_usage& d, std::size_t bytes) noexcept {
+    d.used += bytes;
+    if (d.used > d.peak_used) d.peak_used = d.used;
+  }
+  /// The entry whose bytes contain an address, or the end.
+  template <class Map>
+  [[nodiscard]] static auto containing(Map& map, std::uintptr_t at) noexcept -> decltype(map.end()) {
+    auto it = map.upper_bound(at);
+    if (it == map.begin()) return map.end();
+    --it;
+    return at - it->first < it->second.bytes ? it : map.end();
+  }
+  void note_gone(std::uint64_t key, std::size_t bytes) {
+    if (watched_) gone_.push_back({key, bytes});
+  }
+  void drop_if_unused(std::unordered_map<page_handle, page_piece>::iterator it) {
+    if (!it->second.destroyed || it->second.maps != 0) return;
+    page_piece const& gone = it->second;
+    --usage(gone.device).handles;
+    auto const same = find_same(gone, it->first);
+    if (!gone.imported && same != physical_.end()) {
+      same->second.imported = false;
+    } else if (!gone.imported) {
+      usage(gone.device).used -= gone.bytes;
+      usage(gone.device).page_bytes -= gone.bytes;
+    }
+    if (!gone.file.exists()) pages_.give(gone.offset, gone.bytes);
+    if (same == physical_.end()) note_gone(gone.key, gone.bytes);
+    physical_.erase(it);
+  }
+  void charge_pages(int device, std::size_t bytes) noexcept {
+    auto& d = usage(device);
+    charge(d, bytes);
+    d.page_bytes += bytes;
+  }
+  /// Another handle of the same memory.
+  std::unordered_map<page_handle, page_piece>::iterator find_same(page_piece const& of,
+                                                                  page_handle but) noexcept {
+    std::uint64_t const identity = of.file.identity();
+    if (identity == 0) return physical_.end();
+    for (auto it = physical_.begin(); it != physical_.end(); ++it) {
+      if (it->first != but && it->second.file.identity() == identity) return it;
+    }
+    return physical_.end();
+  }
+
+  struct fabric_token {
+    sim_memory const* of;
+    page_handle handle;
+  };
+
+  sim_options const& options_;
+  std::vector<sim_usage> devices_;
+  std::size_t host_used_ = 0;
+  std::size_t host_blocks_ = 0;
+  sim_addresses device_space_;
+  sim_addresses host_space_;
+  sim_file pages_;
+  std::map<std::uintptr_t, range> ranges_;
+  std::map<std::uintptr_t, mapping> maps_;
+  std::unordered_map<page_handle, page_piece> physical_;
+  block_map blocks_;
+  page_handle next_handle_ = 1;
+  std::uint64_t next_key_ = 1;
+  bool watched_ = false;
+  std::vector<piece> gone_;
+  std::unique_ptr<sim_memory_tool> tool_;  ///< must be destroyed before the address spaces
+};
+
+}  // namespace detail
 
 }  // namespace TARN_NAMESPACE
 
@@ -2807,11 +2829,8 @@ namespace TARN_NAMESPACE::detail {
 
 /// How far device work runs beyond its nominal duration: a different schedule for each seed. See sim_options.
 struct sim_schedule {
-  std::uint64_t seed = 0;
-  sim_nanoseconds jitter = 0;
-  unsigned slow_streams = 0;
-  sim_nanoseconds slowness = 0;
-  sim_nanoseconds late_events = 0;
+  sim_options const& options;
+  std::uint64_t seed = options.seed;
 
   /// Returns a number below `most`, drawn from the seed (splitmix64).
   sim_nanoseconds draw(sim_nanoseconds most) noexcept {
@@ -2857,7 +2876,8 @@ struct sim_event {
 
 /// Extra time before an operation on a stream ends.
 [[nodiscard]] inline sim_nanoseconds delay_on(sim_stream const& stream, sim_schedule& schedule) noexcept {
-  return schedule.draw(schedule.jitter) + (stream.slow ? schedule.draw(schedule.slowness) : 0);
+  return schedule.draw(schedule.options.jitter) +
+         (stream.slow ? schedule.draw(schedule.options.slowness) : 0);
 }
 
 /// The default streams of a device, and what all its streams have done, destroyed ones included.
@@ -3219,12 +3239,12 @@ class sim_stream_table {
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
 
  protected:
-  sim_stream_table(int devices, sim_schedule const& schedule, sim_order* order)
-      : devices_(static_cast<std::size_t>(devices)),
-        schedule_(schedule),
+  sim_stream_table(sim_options const& options, sim_order* order)
+      : devices_(static_cast<std::size_t>(options.devices)),
+        schedule_{options},
         order_(order),
         machine_(next_machine.fetch_add(1, std::memory_order_relaxed)) {
-    for (int d = 0; d < devices; ++d) {
+    for (int d = 0; d < options.devices; ++d) {
       sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
       // Fixed identities below all others, from 1: 0 means unknown.
       legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
@@ -3293,8 +3313,8 @@ class sim_stream_table {
     s.id = id;
     s.device = device;
     s.blocking = blocking;
-    if (schedule_.slow_streams != 0)
-      s.slow = schedule_.draw(1000) < schedule_.slow_streams && schedule_.seed != 0;
+    unsigned const slow = schedule_.options.slow_streams;
+    if (slow != 0) s.slow = schedule_.draw(1000) < slow && schedule_.seed != 0;
     if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
     return s;
   }
@@ -3329,20 +3349,15 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// Whether a host thread knows all that other threads knew at their last driver call, or only what was
-/// published to it.
-enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
-
 /// What the streams and events of a machine do, and its clock. Callers hold the machine's lock.
 class sim_streams : public sim_stream_table {
  public:
-  sim_streams(int devices, sim_memory& memory, sim_schedule const& schedule, sim_order* order,
-              sim_hosts hosts)
-      : sim_stream_table(devices, schedule, order),
+  sim_streams(sim_options const& options, sim_memory& memory, sim_order* order)
+      : sim_stream_table(options, order),
         memory_(memory),
-        timeline_(devices, memory),
-        hosts_(hosts) {
-    if (order_ != nullptr && hosts_ == sim_hosts::one_timeline) host_ = order_->add_agent("host", 0);
+        timeline_(options.devices, memory),
+        each_thread_(options.checks == sim_checks::each_thread) {
+    if (order_ != nullptr && !each_thread_) host_ = order_->add_agent("host", 0);
   }
 
   [[nodiscard]] sim_nanoseconds now() const noexcept { return timeline_.now(); }
@@ -3374,7 +3389,7 @@ class sim_streams : public sim_stream_table {
       return sim_code::ok;
     }
     event.capture.reset();
-    event.time = start_on(stream) + schedule_.draw(schedule_.late_events);
+    event.time = start_on(stream) + schedule_.draw(schedule_.options.late_events);
     finish_on(stream, event.time);
     event.past = stream.past;
     if (order_ != nullptr) {
@@ -3390,7 +3405,7 @@ class sim_streams : public sim_stream_table {
     if (sim_code const refused = invalidate_all(event.device); refused != sim_code::ok) return refused;
     auto& d = devices_[static_cast<std::size_t>(event.device)];
     event.capture.reset();
-    event.time = (d.tail < now() ? now() : d.tail) + schedule_.draw(schedule_.late_events);
+    event.time = (d.tail < now() ? now() : d.tail) + schedule_.draw(schedule_.options.late_events);
     event.past = d.past;
     if (order_ != nullptr) {
       event.clock = d.clock;
@@ -3405,13 +3420,9 @@ class sim_streams : public sim_stream_table {
       if (!event.capture->open) return sim_code::captured_event;
       if (stream.capture && stream.capture != event.capture) {
         invalidate(*stream.capture);
-        invalidate(*event.capture);
-        return sim_code::capture_merge;
+        return refuse(*event.capture, sim_code::capture_merge);
       }
-      if (stream.legacy) {
-        invalidate(*event.capture);
-        return sim_code::capture_implicit;
-      }
+      if (stream.legacy) return refuse(*event.capture, sim_code::capture_implicit);
       stream.capture = event.capture;  // a fork: the waiting stream is captured, too
       detail::join(stream.leaves, event.leaves);
       ++captured_;
@@ -3419,9 +3430,7 @@ class sim_streams : public sim_stream_table {
     }
     if (stream.capture) {
       ++captured_;
-      if (event.time == 0) return sim_code::ok;
-      invalidate(*stream.capture);
-      return sim_code::capture_isolation;
+      return event.time == 0 ? sim_code::ok : refuse(*stream.capture, sim_code::capture_isolation);
     }
     if (event.time == 0) return sim_code::ok;
     sim_nanoseconds start = start_on(stream);
@@ -3434,10 +3443,7 @@ class sim_streams : public sim_stream_table {
   }
 
   sim_code query(sim_event const& event) {
-    if (event.capture) {
-      invalidate(*event.capture);
-      return sim_code::captured_event;
-    }
+    if (event.capture) return refuse(*event.capture, sim_code::captured_event);
     if (event.time > now()) return sim_code::not_ready;
     event.past.observe();
     if (order_ != nullptr) order_->learn(host(), event.clock);
@@ -3445,21 +3451,12 @@ class sim_streams : public sim_stream_table {
   }
 
   sim_code synchronize(sim_event const& event) {
-    if (event.capture) {
-      invalidate(*event.capture);
-      return sim_code::captured_event;
-    }
-    advance_to(event.time);
-    event.past.observe();
-    if (order_ != nullptr) order_->learn(host(), event.clock);
-    return sim_code::ok;
+    if (!event.capture) advance_to(event.time);
+    return query(event);
   }
   sim_code synchronize(sim_stream& stream) {
     if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
-    if (stream.capture) {
-      invalidate(*stream.capture);
-      return sim_code::capture_unsupported;
-    }
+    if (stream.capture) return refuse_captured(stream);
     sim_nanoseconds const end = start_on(stream);
     if (order_ != nullptr) order_->learn(host(), order_->clock(stream.agent));
     advance_to(end);
@@ -3555,10 +3552,7 @@ class sim_streams : public sim_stream_table {
   }
   sim_code end_capture(sim_stream& stream, std::shared_ptr<sim_exec>& graph) {
     if (!stream.capture) return sim_code::capture_unmatched;
-    if (stream.capture->origin != stream.id) {
-      invalidate(*stream.capture);
-      return sim_code::capture_unmatched;
-    }
+    if (stream.capture->origin != stream.id) return refuse(*stream.capture, sim_code::capture_unmatched);
     std::shared_ptr<sim_capture> const done = stream.capture;
     bool const joined = done->is_joined(stream.leaves);
     close(done);
@@ -3585,8 +3579,7 @@ class sim_streams : public sim_stream_table {
   [[nodiscard]] std::size_t captured() const noexcept { return captured_; }
   /// A call that a captured stream does not allow.
   sim_code refuse_captured(sim_stream& stream) noexcept {
-    invalidate(*stream.capture);
-    return sim_code::capture_unsupported;
+    return refuse(*stream.capture, sim_code::capture_unsupported);
   }
   /// Number of captures that were invalidated so far.
   [[nodiscard]] std::size_t invalidated() const noexcept { return invalidated_; }
@@ -3594,7 +3587,7 @@ class sim_streams : public sim_stream_table {
 
   /// The calling thread's agent in the order checker.
   [[nodiscard]] sim_agent host() {
-    if (hosts_ == sim_hosts::one_timeline) return host_;
+    if (!each_thread_) return host_;
     auto const thread = this_thread_number();
     auto it = threads_.find(thread);
     if (it == threads_.end()) it = threads_.emplace(thread, order_->add_agent("thread", thread)).first;
@@ -3616,6 +3609,10 @@ class sim_streams : public sim_stream_table {
   sim_nanoseconds end_of(sim_stream& stream) { return start_on(stream); }
 
  private:
+  sim_code refuse(sim_capture& capture, sim_code why) noexcept {
+    invalidate(capture);
+    return why;
+  }
   void invalidate(sim_capture& capture) noexcept {
     if (!capture.open || capture.invalid) return;
     capture.invalid = true;
@@ -3672,7 +3669,7 @@ class sim_streams : public sim_stream_table {
   std::size_t captured_ = 0;
   std::size_t invalidated_ = 0;
   std::size_t open_captures_ = 0;  ///< begun and not ended; while 0, no stream has to be searched
-  sim_hosts hosts_;
+  bool each_thread_;               ///< whether threads of the host must be ordered, too
   sim_agent host_ = 0;
   std::unordered_map<std::uint64_t, sim_agent> threads_;
   std::unordered_map<void const*, sim_clock> tokens_;
@@ -3774,11 +3771,9 @@ namespace detail {
 struct sim_state {
   explicit sim_state(sim_options const& o)
       : options(o),
-        memory(o.devices, o.capacity, o.taken, o.host_capacity, o.granularity, o.backing),
+        memory(options),
         order(o.checks == sim_checks::off ? nullptr : std::make_unique<sim_order>()),
-        streams(o.devices, memory, {o.seed, o.jitter, o.slow_streams, o.slowness, o.late_events}, order.get(),
-                o.checks == sim_checks::each_thread ? detail::sim_hosts::each_thread
-                                                    : detail::sim_hosts::one_timeline) {
+        streams(options, memory, order.get()) {
     has_context.resize(static_cast<std::size_t>(o.devices > 0 ? o.devices : 0));
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
     if (order) memory.watch_gone();
@@ -4064,23 +4059,22 @@ class sim_machine {
   }
   status launch_on(int device, stream_ref stream, sim_nanoseconds duration,
                    std::shared_ptr<detail::sim_work> work) const {
-    std::lock_guard const lock(state_->mutex);
-    if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "launch");
-    state_->streams.advance(state_->options.costs.launch);
-    auto* const s = state_->streams.find(stream, device);
-    if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
-    state_->has_context[static_cast<std::size_t>(s->device)] = true;
-    if (auto const broken = state_->streams.fault(s->device); broken != detail::sim_code::ok) {
-      return detail::sim_status(broken, "launch");
-    }
-    return detail::sim_status(
-        state_->streams.enqueue(*s, duration, std::move(work), detail::sim_streams::caller::user), "launch");
+    return launch_by(device, stream, [&](detail::sim_stream& s) {
+      return state_->streams.enqueue(s, duration, std::move(work), detail::sim_streams::caller::user);
+    });
   }
   status launch_on(int device, stream_ref stream, sim_graph const& graph) const {
+    return launch_by(device, stream, [&](detail::sim_stream& s) {
+      return graph.exec_ ? state_->streams.launch(s, *graph.exec_) : detail::sim_code::invalid_value;
+    });
+  }
+  template <class Enqueue>
+  status launch_by(int device, stream_ref stream, Enqueue const& enqueue) const {
     return on_stream(device, stream, "launch", [&](detail::sim_stream& s) {
       state_->streams.advance(state_->options.costs.launch);
-      if (auto const broken = state_->streams.fault(s.device); broken != detail::sim_code::ok) return broken;
-      return graph.exec_ ? state_->streams.launch(s, *graph.exec_) : detail::sim_code::invalid_value;
+      state_->has_context[static_cast<std::size_t>(s.device)] = true;
+      detail::sim_code const broken = state_->streams.fault(s.device);
+      return broken == detail::sim_code::ok ? enqueue(s) : broken;
     });
   }
   status begin_capture_on(int device, stream_ref stream) const {
@@ -4298,12 +4292,30 @@ class sim_driver {
   /// Copies when the stream reaches the operation. As in CUDA, a copy from or to pageable host memory (any
   /// memory unknown to the machine) has completed when the call returns.
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
-    return copy(stream, to, device_, from, bytes);
+    return copy_from_device(stream, to, device_, from, bytes);
   }
   /// Copies from another device's memory, without peer access.
-  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
+  status copy_from_device(stream_ref stream, void* to, device_id from_device, void const* from,
                           std::size_t bytes) const noexcept {
-    return copy(stream, to, other, from, bytes);
+    return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      if (to == nullptr || from == nullptr) return code::invalid_value;
+      if (!m.memory.is_reachable(to, device_.value)) return code::invalid_value;
+      if (!m.memory.is_reachable(from, from_device.value)) return code::invalid_value;
+      auto work = std::make_shared<detail::sim_transfer_work>();
+      work->to = to;
+      work->from = from;
+      work->bytes = bytes;
+      bool const pageable_to = !m.memory.knows(to);
+      bool const pageable_from = !m.memory.knows(from);
+      if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
+      if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
+      bool const pageable = pageable_to || pageable_from;
+      double const rate = pageable ? costs().pageable_rate : rate_between(m, to, from);
+      code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
+      if (outcome != code::ok || !pageable || s.capture) return outcome;
+      return synchronized(m, m.streams.synchronize(s));
+    });
   }
   /// As CUDA's, and like a kernel, refuses a stream of another device.
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
@@ -4375,10 +4387,10 @@ class sim_driver {
     });
   }
   status destroy_pages(page_handle handle) const noexcept {
-    return paged_by_size(
-        driver_call::destroy_pages, costs().destroy_pages,
-        [&](state& m) { return m.memory.page_bytes_of(handle); },
-        [&](state& m) { return m.memory.destroy(handle); });
+    return paged(driver_call::destroy_pages, 0, [&](state& m) {
+      m.charge_more(costs().destroy_pages.at(m.memory.page_bytes_of(handle)));
+      return m.memory.destroy(handle);
+    });
   }
   status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
     return paged(driver_call::map_pages, costs().map_pages.at(bytes),
@@ -4571,28 +4583,6 @@ class sim_driver {
   using state = detail::sim_state;
   using code = detail::sim_code;
 
-  status copy(stream_ref stream, void* to, device_id from_device, void const* from,
-              std::size_t bytes) const noexcept {
-    return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
-      if (bytes == 0) return code::ok;
-      if (to == nullptr || from == nullptr) return code::invalid_value;
-      if (!m.memory.is_reachable(to, device_.value)) return code::invalid_value;
-      if (!m.memory.is_reachable(from, from_device.value)) return code::invalid_value;
-      auto work = std::make_shared<detail::sim_transfer_work>();
-      work->to = to;
-      work->from = from;
-      work->bytes = bytes;
-      bool const pageable_to = !m.memory.knows(to);
-      bool const pageable_from = !m.memory.knows(from);
-      if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
-      if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
-      bool const pageable = pageable_to || pageable_from;
-      double const rate = pageable ? costs().pageable_rate : rate_between(m, to, from);
-      code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
-      if (outcome != code::ok || !pageable || s.capture) return outcome;
-      return synchronized(m, m.streams.synchronize(s));
-    });
-  }
   /// Returns the rate of a copy that involves no pageable memory.
   [[nodiscard]] double rate_between(state const& m, void const* to, void const* from) const noexcept {
     if (m.memory.is_on_host(to) || m.memory.is_on_host(from)) return costs().pinned_rate;
@@ -4671,14 +4661,6 @@ class sim_driver {
       bool const can = m.options.paging == sim_paging::available &&
                        (detail::sim_can_map || m.options.backing == sim_backing::address_only);
       return can ? act(m) : code::not_supported;
-    });
-  }
-  template <class Size, class F>
-  status paged_by_size(driver_call which, sim_cost_curve const& cost, Size const& size,
-                       F const& act) const noexcept {
-    return paged(which, 0, [&](state& m) {
-      m.charge_more(cost.at(size(m)));
-      return act(m);
     });
   }
 

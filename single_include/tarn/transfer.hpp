@@ -1868,6 +1868,50 @@ evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 #include <type_traits>
 #include <utility>
 
+// ---- tarn/core/descriptor.hpp
+#ifndef TARN_SINGLE_CORE_DESCRIPTOR_HPP
+#define TARN_SINGLE_CORE_DESCRIPTOR_HPP
+// unique_descriptor: a unique owner of a file descriptor.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace TARN_NAMESPACE {
+
+/// Owns a file descriptor and closes it. Move-only; a moved-from owner is empty.
+class unique_descriptor {
+ public:
+  unique_descriptor() noexcept = default;
+  explicit unique_descriptor(int descriptor) noexcept : descriptor_(descriptor) {}
+  unique_descriptor(unique_descriptor&& other) noexcept : descriptor_(other.release()) {}
+  unique_descriptor& operator=(unique_descriptor&& other) noexcept {
+    unique_descriptor(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~unique_descriptor() {
+    if (descriptor_ >= 0) (void)::close(descriptor_);
+  }
+
+  void swap(unique_descriptor& other) noexcept { std::swap(descriptor_, other.descriptor_); }
+  /// -1 if it owns none.
+  [[nodiscard]] int get() const noexcept { return descriptor_; }
+  /// Releases ownership without closing.
+  [[nodiscard]] int release() noexcept { return std::exchange(descriptor_, -1); }
+  explicit operator bool() const noexcept { return descriptor_ >= 0; }
+  /// A program that this process starts does not get the descriptor.
+  void close_on_exec() const noexcept {
+    if (descriptor_ >= 0) (void)::fcntl(descriptor_, F_SETFD, FD_CLOEXEC);
+  }
+
+ private:
+  int descriptor_ = -1;
+};
+
+}  // namespace TARN_NAMESPACE
+#endif  // TARN_SINGLE_CORE_DESCRIPTOR_HPP
+
 namespace TARN_NAMESPACE {
 
 /// Owns a read-only mapping of a whole file. Move-only; a moved-from object is empty. The system reads ahead
@@ -1920,7 +1964,7 @@ class mapped_file {
   /// @throws file_error  the bytes cannot be read, or the file has become shorter
   void read(std::size_t offset, std::span<std::byte> to) const {
     while (!to.empty()) {
-      ssize_t const got = ::pread(file_, to.data(), to.size(), static_cast<off_t>(offset));
+      ssize_t const got = ::pread(file_.get(), to.data(), to.size(), static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw file_error(path_, "cannot be read", errno);
       if (got == 0) throw file_error(path_, "is shorter than it was when it was mapped", 0);
@@ -1934,16 +1978,16 @@ class mapped_file {
     struct ::stat facts {};
     if (::stat(path_.c_str(), &facts) == 0) require_regular(facts);
     // Without O_NONBLOCK, opening a FIFO that has just replaced the file would wait for a writer.
-    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (file_ < 0) fail("cannot be opened for reading");
-    if (::fstat(file_, &facts) != 0) fail("cannot be inspected");
+    file_ = unique_descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+    if (!file_) fail("cannot be opened for reading");
+    if (::fstat(file_.get(), &facts) != 0) fail("cannot be inspected");
     require_regular(facts);
     bytes_ = static_cast<std::size_t>(facts.st_size);
     if (bytes_ == 0) {
       require_empty();
       return;
     }
-    void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
+    void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_.get(), 0);
     if (mapped == MAP_FAILED) fail("cannot be mapped");
     data_ = static_cast<std::byte*>(mapped);
     (void)::madvise(mapped, bytes_, MADV_SEQUENTIAL);  // only a hint: failure is not an error
@@ -1957,7 +2001,7 @@ class mapped_file {
   /// Rejects files with contents but a reported size of 0, which the system generates when they are read.
   void require_empty() {
     char first = 0;
-    ssize_t const got = ::pread(file_, &first, 1, 0);
+    ssize_t const got = ::pread(file_.get(), &first, 1, 0);
     if (got < 0) fail("cannot be read");
     if (got == 0) return;
     errno = 0;
@@ -1970,14 +2014,13 @@ class mapped_file {
   }
   void close() noexcept {
     if (data_ != nullptr) (void)::munmap(data_, bytes_);
-    if (file_ >= 0) (void)::close(file_);
     data_ = nullptr;
-    file_ = -1;
+    file_ = {};
     bytes_ = 0;
   }
 
   std::string path_;
-  int file_ = -1;
+  unique_descriptor file_;
   std::byte* data_ = nullptr;  ///< read-only mapping
   std::size_t bytes_ = 0;
 };

@@ -411,7 +411,8 @@ TEST_CASE("touching unmapped sim_machine memory faults", "[driver][sim][memory][
 #endif
 
 TEST_CASE("sim_machine numbers physical bytes and reports those that are released", "[driver][sim][memory]") {
-  detail::sim_memory memory(1, 64_MiB, 0, 64_MiB, 2_MiB, sim_backing::address_only);
+  sim_options const options{.capacity = 64_MiB, .taken = 0, .backing = sim_backing::address_only};
+  detail::sim_memory memory(options);
   memory.watch_gone();
   void *p = nullptr, *q = nullptr, *base = nullptr;
   page_handle handle{};

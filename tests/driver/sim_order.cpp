@@ -417,7 +417,8 @@ TEST_CASE("sim_order findings on some bytes do not affect their neighbours", "[d
 }
 
 TEST_CASE("sim_order drops records of memory that is gone", "[driver][sim][order]") {
-  detail::sim_memory memory(1, 64_MiB, 0, 64_MiB, 2_MiB, sim_backing::address_only);
+  sim_options const options{.capacity = 64_MiB, .taken = 0, .backing = sim_backing::address_only};
+  detail::sim_memory memory(options);
   detail::sim_order order;
   memory.watch_gone();
   auto const agent = order.add_agent("stream", 1);

@@ -1655,7 +1655,7 @@ PLANTED = {
             "align_up(bytes + shift, host_page_bytes());",
             "align_up(bytes + shift, 4_KiB);",
             finder="tests/core/large_pages/host_page.cpp",
-            more=(("granularity_ : host_page_bytes();", "granularity_ : 4_KiB;"),),
+            more=(("granularity : host_page_bytes();", "granularity : 4_KiB;"),),
         ),
     ],
     "moved elements keep their values and their order": [

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/descriptor.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/driver/sharing_driver.hpp"
-#include "tarn/sharing/descriptor.hpp"
 #include "tarn/sharing/sharing_error.hpp"
 
 namespace TARN_NAMESPACE {

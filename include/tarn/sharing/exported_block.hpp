@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/descriptor.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/sharing/block_description.hpp"
-#include "tarn/sharing/descriptor.hpp"
 #include "tarn/sharing/page_pin.hpp"
 #include "tarn/sharing/shared_event.hpp"
 #include "tarn/sharing/sharing_error.hpp"

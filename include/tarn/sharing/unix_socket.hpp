@@ -15,8 +15,8 @@
 #include <span>
 #include <vector>
 
+#include "tarn/core/descriptor.hpp"
 #include "tarn/core/min_max.hpp"
-#include "tarn/sharing/descriptor.hpp"
 #include "tarn/sharing/sharing_error.hpp"
 
 namespace TARN_NAMESPACE::detail {

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/descriptor.hpp"
 #include "tarn/core/file_error.hpp"
 
 namespace TARN_NAMESPACE {
@@ -71,7 +72,7 @@ class mapped_file {
   /// @throws file_error  the bytes cannot be read, or the file has become shorter
   void read(std::size_t offset, std::span<std::byte> to) const {
     while (!to.empty()) {
-      ssize_t const got = ::pread(file_, to.data(), to.size(), static_cast<off_t>(offset));
+      ssize_t const got = ::pread(file_.get(), to.data(), to.size(), static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw file_error(path_, "cannot be read", errno);
       if (got == 0) throw file_error(path_, "is shorter than it was when it was mapped", 0);
@@ -85,16 +86,16 @@ class mapped_file {
     struct ::stat facts {};
     if (::stat(path_.c_str(), &facts) == 0) require_regular(facts);
     // Without O_NONBLOCK, opening a FIFO that has just replaced the file would wait for a writer.
-    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (file_ < 0) fail("cannot be opened for reading");
-    if (::fstat(file_, &facts) != 0) fail("cannot be inspected");
+    file_ = unique_descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+    if (!file_) fail("cannot be opened for reading");
+    if (::fstat(file_.get(), &facts) != 0) fail("cannot be inspected");
     require_regular(facts);
     bytes_ = static_cast<std::size_t>(facts.st_size);
     if (bytes_ == 0) {
       require_empty();
       return;
     }
-    void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
+    void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_.get(), 0);
     if (mapped == MAP_FAILED) fail("cannot be mapped");
     data_ = static_cast<std::byte*>(mapped);
     (void)::madvise(mapped, bytes_, MADV_SEQUENTIAL);  // only a hint: failure is not an error
@@ -108,7 +109,7 @@ class mapped_file {
   /// Rejects files with contents but a reported size of 0, which the system generates when they are read.
   void require_empty() {
     char first = 0;
-    ssize_t const got = ::pread(file_, &first, 1, 0);
+    ssize_t const got = ::pread(file_.get(), &first, 1, 0);
     if (got < 0) fail("cannot be read");
     if (got == 0) return;
     errno = 0;
@@ -121,14 +122,13 @@ class mapped_file {
   }
   void close() noexcept {
     if (data_ != nullptr) (void)::munmap(data_, bytes_);
-    if (file_ >= 0) (void)::close(file_);
     data_ = nullptr;
-    file_ = -1;
+    file_ = {};
     bytes_ = 0;
   }
 
   std::string path_;
-  int file_ = -1;
+  unique_descriptor file_;
   std::byte* data_ = nullptr;  ///< read-only mapping
   std::size_t bytes_ = 0;
 };

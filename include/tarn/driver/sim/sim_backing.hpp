@@ -22,6 +22,7 @@
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/descriptor.hpp"
 
 namespace TARN_NAMESPACE {
 
@@ -224,25 +225,15 @@ class sim_addresses {
 /// descriptor and no memory.
 class sim_shared_file {
  public:
-  sim_shared_file() noexcept = default;
-  sim_shared_file(sim_shared_file&& other) noexcept
-      : file_(std::exchange(other.file_, -1)), identity_(std::exchange(other.identity_, 0)) {}
-  sim_shared_file& operator=(sim_shared_file&&) = delete;
-  ~sim_shared_file() {
-#if defined(__linux__)
-    if (file_ >= 0) (void)::close(file_);
-#endif
-  }
-
   /// Returns false if the host has no descriptor left.
   bool create([[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
-    file_ = ::memfd_create("tarn_sim_pages", MFD_CLOEXEC);
-    if (file_ < 0 || ::ftruncate(file_, static_cast<::off_t>(bytes)) != 0) return false;
+    file_ = unique_descriptor(::memfd_create("tarn_sim_pages", MFD_CLOEXEC));
+    if (!file_ || ::ftruncate(file_.get(), static_cast<::off_t>(bytes)) != 0) return false;
     struct ::stat facts {};
-    if (::fstat(file_, &facts) == 0) identity_ = facts.st_ino;
+    if (::fstat(file_.get(), &facts) == 0) identity_ = facts.st_ino;
 #endif
-    return file_ >= 0;
+    return exists();
   }
   /// Opens a descriptor from another process, which stays the caller's; returns false if it is not one of
   /// such a file.
@@ -255,27 +246,27 @@ class sim_shared_file {
     std::string_view const name(target, length < 0 ? 0 : static_cast<std::size_t>(length));
     struct ::stat facts {};
     if (!name.starts_with("/memfd:tarn_sim_pages") || ::fstat(descriptor, &facts) != 0) return false;
-    file_ = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+    file_ = unique_descriptor(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
     identity_ = facts.st_ino;
     bytes = static_cast<std::size_t>(facts.st_size);
 #endif
-    return file_ >= 0;
+    return exists();
   }
   /// A new descriptor, which the caller closes; -1 if the host has none left.
   [[nodiscard]] int duplicate() const noexcept {
 #if defined(__linux__)
-    return ::fcntl(file_, F_DUPFD_CLOEXEC, 0);
+    return ::fcntl(descriptor(), F_DUPFD_CLOEXEC, 0);
 #else
     return -1;
 #endif
   }
   /// The same number for all descriptors of one file; 0: there is none.
   [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }
-  [[nodiscard]] bool exists() const noexcept { return file_ >= 0; }
-  [[nodiscard]] int descriptor() const noexcept { return file_; }
+  [[nodiscard]] bool exists() const noexcept { return static_cast<bool>(file_); }
+  [[nodiscard]] int descriptor() const noexcept { return file_.get(); }
 
  private:
-  int file_ = -1;
+  unique_descriptor file_;
   std::uint64_t identity_ = 0;
 };
 
@@ -284,21 +275,14 @@ class sim_shared_file {
 class sim_file {
  public:
   explicit sim_file(sim_backing backing) noexcept : backing_(backing) {}
-  sim_file(sim_file const&) = delete;
-  sim_file& operator=(sim_file const&) = delete;
-  ~sim_file() {
-#if defined(__linux__)
-    if (file_ >= 0) (void)::close(file_);
-#endif
-  }
 
   /// Allocates space; returns false if the host has none.
   bool take(std::size_t bytes, std::uintptr_t& offset) {
     if (free_.take(bytes, 1, offset)) return true;
 #if defined(__linux__)
     if (backing_ == sim_backing::host_backed) {
-      if (file_ < 0) file_ = ::memfd_create("tarn_sim", MFD_CLOEXEC);
-      if (file_ < 0 || ::ftruncate(file_, static_cast<::off_t>(end_ + bytes)) != 0) return false;
+      if (!file_) file_ = unique_descriptor(::memfd_create("tarn_sim", MFD_CLOEXEC));
+      if (!file_ || ::ftruncate(file_.get(), static_cast<::off_t>(end_ + bytes)) != 0) return false;
     }
 #endif
     offset = end_;
@@ -308,20 +292,20 @@ class sim_file {
   /// Frees space, and the host memory behind it.
   void give(std::uintptr_t offset, std::size_t bytes) {
 #if defined(__linux__)
-    if (file_ >= 0) {
-      (void)::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<::off_t>(offset),
+    if (file_) {
+      (void)::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<::off_t>(offset),
                         static_cast<::off_t>(bytes));
     }
 #endif
     free_.give(offset, bytes);
   }
-  [[nodiscard]] int descriptor() const noexcept { return file_; }
+  [[nodiscard]] int descriptor() const noexcept { return file_.get(); }
 
  private:
   sim_backing backing_;
   sim_ranges free_;
   std::uintptr_t end_ = 0;
-  int file_ = -1;
+  unique_descriptor file_;
 };
 
 }  // namespace detail

@@ -206,12 +206,30 @@ class sim_driver {
   /// Copies when the stream reaches the operation. As in CUDA, a copy from or to pageable host memory (any
   /// memory unknown to the machine) has completed when the call returns.
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
-    return copy(stream, to, device_, from, bytes);
+    return copy_from_device(stream, to, device_, from, bytes);
   }
   /// Copies from another device's memory, without peer access.
-  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
+  status copy_from_device(stream_ref stream, void* to, device_id from_device, void const* from,
                           std::size_t bytes) const noexcept {
-    return copy(stream, to, other, from, bytes);
+    return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      if (to == nullptr || from == nullptr) return code::invalid_value;
+      if (!m.memory.is_reachable(to, device_.value)) return code::invalid_value;
+      if (!m.memory.is_reachable(from, from_device.value)) return code::invalid_value;
+      auto work = std::make_shared<detail::sim_transfer_work>();
+      work->to = to;
+      work->from = from;
+      work->bytes = bytes;
+      bool const pageable_to = !m.memory.knows(to);
+      bool const pageable_from = !m.memory.knows(from);
+      if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
+      if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
+      bool const pageable = pageable_to || pageable_from;
+      double const rate = pageable ? costs().pageable_rate : rate_between(m, to, from);
+      code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
+      if (outcome != code::ok || !pageable || s.capture) return outcome;
+      return synchronized(m, m.streams.synchronize(s));
+    });
   }
   /// As CUDA's, and like a kernel, refuses a stream of another device.
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
@@ -283,10 +301,10 @@ class sim_driver {
     });
   }
   status destroy_pages(page_handle handle) const noexcept {
-    return paged_by_size(
-        driver_call::destroy_pages, costs().destroy_pages,
-        [&](state& m) { return m.memory.page_bytes_of(handle); },
-        [&](state& m) { return m.memory.destroy(handle); });
+    return paged(driver_call::destroy_pages, 0, [&](state& m) {
+      m.charge_more(costs().destroy_pages.at(m.memory.page_bytes_of(handle)));
+      return m.memory.destroy(handle);
+    });
   }
   status map_pages(void* p, std::size_t bytes, page_handle handle) const noexcept {
     return paged(driver_call::map_pages, costs().map_pages.at(bytes),
@@ -479,28 +497,6 @@ class sim_driver {
   using state = detail::sim_state;
   using code = detail::sim_code;
 
-  status copy(stream_ref stream, void* to, device_id from_device, void const* from,
-              std::size_t bytes) const noexcept {
-    return on_stream(driver_call::copy, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
-      if (bytes == 0) return code::ok;
-      if (to == nullptr || from == nullptr) return code::invalid_value;
-      if (!m.memory.is_reachable(to, device_.value)) return code::invalid_value;
-      if (!m.memory.is_reachable(from, from_device.value)) return code::invalid_value;
-      auto work = std::make_shared<detail::sim_transfer_work>();
-      work->to = to;
-      work->from = from;
-      work->bytes = bytes;
-      bool const pageable_to = !m.memory.knows(to);
-      bool const pageable_from = !m.memory.knows(from);
-      if (!pageable_from) work->touched.push_back(sim_reads(from, bytes));
-      if (!pageable_to) work->touched.push_back(sim_writes(to, bytes));
-      bool const pageable = pageable_to || pageable_from;
-      double const rate = pageable ? costs().pageable_rate : rate_between(m, to, from);
-      code const outcome = transfer(m, s, std::move(work), detail::sim_transfer(bytes, rate));
-      if (outcome != code::ok || !pageable || s.capture) return outcome;
-      return synchronized(m, m.streams.synchronize(s));
-    });
-  }
   /// Returns the rate of a copy that involves no pageable memory.
   [[nodiscard]] double rate_between(state const& m, void const* to, void const* from) const noexcept {
     if (m.memory.is_on_host(to) || m.memory.is_on_host(from)) return costs().pinned_rate;
@@ -579,14 +575,6 @@ class sim_driver {
       bool const can = m.options.paging == sim_paging::available &&
                        (detail::sim_can_map || m.options.backing == sim_backing::address_only);
       return can ? act(m) : code::not_supported;
-    });
-  }
-  template <class Size, class F>
-  status paged_by_size(driver_call which, sim_cost_curve const& cost, Size const& size,
-                       F const& act) const noexcept {
-    return paged(which, 0, [&](state& m) {
-      m.charge_more(cost.at(size(m)));
-      return act(m);
     });
   }
 

@@ -37,11 +37,9 @@ namespace detail {
 struct sim_state {
   explicit sim_state(sim_options const& o)
       : options(o),
-        memory(o.devices, o.capacity, o.taken, o.host_capacity, o.granularity, o.backing),
+        memory(options),
         order(o.checks == sim_checks::off ? nullptr : std::make_unique<sim_order>()),
-        streams(o.devices, memory, {o.seed, o.jitter, o.slow_streams, o.slowness, o.late_events}, order.get(),
-                o.checks == sim_checks::each_thread ? detail::sim_hosts::each_thread
-                                                    : detail::sim_hosts::one_timeline) {
+        streams(options, memory, order.get()) {
     has_context.resize(static_cast<std::size_t>(o.devices > 0 ? o.devices : 0));
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
     if (order) memory.watch_gone();
@@ -327,23 +325,22 @@ class sim_machine {
   }
   status launch_on(int device, stream_ref stream, sim_nanoseconds duration,
                    std::shared_ptr<detail::sim_work> work) const {
-    std::lock_guard const lock(state_->mutex);
-    if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "launch");
-    state_->streams.advance(state_->options.costs.launch);
-    auto* const s = state_->streams.find(stream, device);
-    if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
-    state_->has_context[static_cast<std::size_t>(s->device)] = true;
-    if (auto const broken = state_->streams.fault(s->device); broken != detail::sim_code::ok) {
-      return detail::sim_status(broken, "launch");
-    }
-    return detail::sim_status(
-        state_->streams.enqueue(*s, duration, std::move(work), detail::sim_streams::caller::user), "launch");
+    return launch_by(device, stream, [&](detail::sim_stream& s) {
+      return state_->streams.enqueue(s, duration, std::move(work), detail::sim_streams::caller::user);
+    });
   }
   status launch_on(int device, stream_ref stream, sim_graph const& graph) const {
+    return launch_by(device, stream, [&](detail::sim_stream& s) {
+      return graph.exec_ ? state_->streams.launch(s, *graph.exec_) : detail::sim_code::invalid_value;
+    });
+  }
+  template <class Enqueue>
+  status launch_by(int device, stream_ref stream, Enqueue const& enqueue) const {
     return on_stream(device, stream, "launch", [&](detail::sim_stream& s) {
       state_->streams.advance(state_->options.costs.launch);
-      if (auto const broken = state_->streams.fault(s.device); broken != detail::sim_code::ok) return broken;
-      return graph.exec_ ? state_->streams.launch(s, *graph.exec_) : detail::sim_code::invalid_value;
+      state_->has_context[static_cast<std::size_t>(s.device)] = true;
+      detail::sim_code const broken = state_->streams.fault(s.device);
+      return broken == detail::sim_code::ok ? enqueue(s) : broken;
     });
   }
   status begin_capture_on(int device, stream_ref stream) const {

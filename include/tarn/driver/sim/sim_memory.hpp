@@ -20,6 +20,7 @@
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/sim/sim_backing.hpp"
 #include "tarn/driver/sim/sim_memory_tool.hpp"
+#include "tarn/driver/sim/sim_options.hpp"
 #include "tarn/driver/sim/sim_status.hpp"
 
 namespace TARN_NAMESPACE {
@@ -58,18 +59,15 @@ class sim_memory {
     std::uintptr_t mapping = 0;  ///< start of the mapping it was reached through; 0: none
   };
 
-  sim_memory(int devices, std::size_t capacity, std::size_t taken, std::size_t host_capacity,
-             std::size_t granularity, sim_backing backing)
-      : devices_(static_cast<std::size_t>(devices)),
-        granularity_(granularity),
-        host_capacity_(host_capacity),
-        backing_(backing),
-        device_space_(backing),
+  explicit sim_memory(sim_options const& options)
+      : options_(options),
+        devices_(static_cast<std::size_t>(options.devices)),
+        device_space_(options.backing),
         host_space_(sim_backing::host_backed),
-        pages_(backing) {
+        pages_(options.backing) {
     for (auto& d : devices_) {
-      d.capacity = capacity;
-      d.taken = taken;
+      d.capacity = options.capacity;
+      d.taken = options.taken;
     }
   }
 
@@ -77,11 +75,11 @@ class sim_memory {
   [[nodiscard]] std::size_t ranges() const noexcept { return ranges_.size(); }
   [[nodiscard]] std::size_t maps() const noexcept { return maps_.size(); }
   [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
-  [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
+  [[nodiscard]] std::size_t granularity() const noexcept { return options_.granularity; }
 
   /// Attaches the memory tool. tool() is null without one.
   void attach_tool() {
-    tool_ = std::make_unique<sim_memory_tool>(backing_ == sim_backing::host_backed
+    tool_ = std::make_unique<sim_memory_tool>(options_.backing == sim_backing::host_backed
                                                   ? sim_memory_tool::bytes_are::of_the_host
                                                   : sim_memory_tool::bytes_are::invented);
   }
@@ -96,9 +94,9 @@ class sim_memory {
   }
 
   sim_code reserve(std::size_t bytes, std::size_t alignment, void*& p) {
-    if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
+    if (bytes == 0 || bytes % options_.granularity != 0) return sim_code::invalid_value;
     if (alignment != 0 && !is_alignment(alignment)) return sim_code::invalid_value;
-    if (alignment < granularity_) alignment = granularity_;
+    if (alignment < options_.granularity) alignment = options_.granularity;
     std::uintptr_t begin = 0;
     if (!device_space_.take(bytes, alignment, begin)) return sim_code::out_of_memory;
     ranges_.emplace(begin, range{bytes, 0});
@@ -111,13 +109,13 @@ class sim_memory {
     if (it == ranges_.end() || it->second.bytes != bytes || it->second.maps != 0) {
       return sim_code::invalid_value;
     }
-    device_space_.give(it->first, bytes, granularity_);
+    device_space_.give(it->first, bytes, options_.granularity);
     ranges_.erase(it);
     return sim_code::ok;
   }
 
   sim_code create(int device, std::size_t bytes, allocation_handle_type type, page_handle& handle) {
-    if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
+    if (bytes == 0 || bytes % options_.granularity != 0) return sim_code::invalid_value;
     if (bytes > usage(device).free_bytes()) return sim_code::out_of_memory;
     page_piece made{bytes, device, 0, next_key_, 0, false, type, {}, false};
     bool const taken =
@@ -162,7 +160,7 @@ class sim_memory {
                !made.file.open(exported.descriptor, made.bytes)) {
       return sim_code::invalid_value;
     }
-    if (made.bytes == 0 || made.bytes % granularity_ != 0) return sim_code::invalid_value;
+    if (made.bytes == 0 || made.bytes % options_.granularity != 0) return sim_code::invalid_value;
     auto const same = find_same(made, 0);
     if (same != physical_.end() && same->second.device != device) return sim_code::invalid_device;
     made.key = same != physical_.end() ? same->second.key : next_key_;
@@ -186,7 +184,7 @@ class sim_memory {
     std::uintptr_t const begin = address(p);
     auto const behind = physical_.find(handle);
     if (behind == physical_.end() || behind->second.destroyed) return sim_code::invalid_value;
-    if (bytes != behind->second.bytes || begin % granularity_ != 0) return sim_code::invalid_value;
+    if (bytes != behind->second.bytes || begin % options_.granularity != 0) return sim_code::invalid_value;
     auto const reserved = containing(ranges_, begin);
     if (reserved == ranges_.end() || bytes > reserved->second.bytes - (begin - reserved->first)) {
       return sim_code::invalid_value;
@@ -231,10 +229,10 @@ class sim_memory {
     std::size_t const charged = align_up(bytes, block_granularity);
     std::size_t const room = host ? host_room() : usage(device).free_bytes();
     if (charged > room) return sim_code::out_of_memory;
-    bool const whole_pages = bytes >= granularity_;
+    bool const whole_pages = bytes >= options_.granularity;
     std::size_t const shift = host || whole_pages ? 0 : default_alignment;
     std::size_t const span = align_up(bytes + shift, host_page_bytes());
-    std::size_t const alignment = whole_pages && !host ? granularity_ : host_page_bytes();
+    std::size_t const alignment = whole_pages && !host ? options_.granularity : host_page_bytes();
     auto& space = host ? host_space_ : device_space_;
     std::uintptr_t begin = 0;
     if (!space.take(span, alignment, begin)) return sim_code::out_of_memory;
@@ -333,7 +331,7 @@ class sim_memory {
   /// Returns true if real memory backs the address: false only for device memory that is just addresses. Host
   /// memory unknown to the machine is real.
   [[nodiscard]] bool is_real(void const* p) const noexcept {
-    if (backing_ == sim_backing::host_backed || !knows(p)) return true;
+    if (options_.backing == sim_backing::host_backed || !knows(p)) return true;
     auto const it = containing(blocks_, address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
@@ -450,7 +448,7 @@ class sim_memory {
     return kind == sim_kind::pinned || kind == sim_kind::managed || kind == sim_kind::registered;
   }
   [[nodiscard]] std::size_t host_room() const noexcept {
-    return host_used_ >= host_capacity_ ? 0 : host_capacity_ - host_used_;
+    return host_used_ >= options_.host_capacity ? 0 : options_.host_capacity - host_used_;
   }
   static void charge(sim_usage& d, std::size_t bytes) noexcept {
     d.used += bytes;
@@ -503,12 +501,10 @@ class sim_memory {
     page_handle handle;
   };
 
+  sim_options const& options_;
   std::vector<sim_usage> devices_;
-  std::size_t granularity_;
-  std::size_t host_capacity_;
   std::size_t host_used_ = 0;
   std::size_t host_blocks_ = 0;
-  sim_backing backing_;
   sim_addresses device_space_;
   sim_addresses host_space_;
   sim_file pages_;

@@ -9,6 +9,7 @@
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/sim/sim_capture.hpp"
 #include "tarn/driver/sim/sim_cost.hpp"
+#include "tarn/driver/sim/sim_options.hpp"
 #include "tarn/driver/sim/sim_order.hpp"
 #include "tarn/driver/sim/sim_tsan.hpp"
 
@@ -16,11 +17,8 @@ namespace TARN_NAMESPACE::detail {
 
 /// How far device work runs beyond its nominal duration: a different schedule for each seed. See sim_options.
 struct sim_schedule {
-  std::uint64_t seed = 0;
-  sim_nanoseconds jitter = 0;
-  unsigned slow_streams = 0;
-  sim_nanoseconds slowness = 0;
-  sim_nanoseconds late_events = 0;
+  sim_options const& options;
+  std::uint64_t seed = options.seed;
 
   /// Returns a number below `most`, drawn from the seed (splitmix64).
   sim_nanoseconds draw(sim_nanoseconds most) noexcept {
@@ -66,7 +64,8 @@ struct sim_event {
 
 /// Extra time before an operation on a stream ends.
 [[nodiscard]] inline sim_nanoseconds delay_on(sim_stream const& stream, sim_schedule& schedule) noexcept {
-  return schedule.draw(schedule.jitter) + (stream.slow ? schedule.draw(schedule.slowness) : 0);
+  return schedule.draw(schedule.options.jitter) +
+         (stream.slow ? schedule.draw(schedule.options.slowness) : 0);
 }
 
 /// The default streams of a device, and what all its streams have done, destroyed ones included.

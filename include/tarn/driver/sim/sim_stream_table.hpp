@@ -90,12 +90,12 @@ class sim_stream_table {
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
 
  protected:
-  sim_stream_table(int devices, sim_schedule const& schedule, sim_order* order)
-      : devices_(static_cast<std::size_t>(devices)),
-        schedule_(schedule),
+  sim_stream_table(sim_options const& options, sim_order* order)
+      : devices_(static_cast<std::size_t>(options.devices)),
+        schedule_{options},
         order_(order),
         machine_(next_machine.fetch_add(1, std::memory_order_relaxed)) {
-    for (int d = 0; d < devices; ++d) {
+    for (int d = 0; d < options.devices; ++d) {
       sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
       // Fixed identities below all others, from 1: 0 means unknown.
       legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
@@ -164,8 +164,8 @@ class sim_stream_table {
     s.id = id;
     s.device = device;
     s.blocking = blocking;
-    if (schedule_.slow_streams != 0)
-      s.slow = schedule_.draw(1000) < schedule_.slow_streams && schedule_.seed != 0;
+    unsigned const slow = schedule_.options.slow_streams;
+    if (slow != 0) s.slow = schedule_.draw(1000) < slow && schedule_.seed != 0;
     if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
     return s;
   }

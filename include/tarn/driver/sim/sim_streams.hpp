@@ -27,20 +27,15 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// Whether a host thread knows all that other threads knew at their last driver call, or only what was
-/// published to it.
-enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
-
 /// What the streams and events of a machine do, and its clock. Callers hold the machine's lock.
 class sim_streams : public sim_stream_table {
  public:
-  sim_streams(int devices, sim_memory& memory, sim_schedule const& schedule, sim_order* order,
-              sim_hosts hosts)
-      : sim_stream_table(devices, schedule, order),
+  sim_streams(sim_options const& options, sim_memory& memory, sim_order* order)
+      : sim_stream_table(options, order),
         memory_(memory),
-        timeline_(devices, memory),
-        hosts_(hosts) {
-    if (order_ != nullptr && hosts_ == sim_hosts::one_timeline) host_ = order_->add_agent("host", 0);
+        timeline_(options.devices, memory),
+        each_thread_(options.checks == sim_checks::each_thread) {
+    if (order_ != nullptr && !each_thread_) host_ = order_->add_agent("host", 0);
   }
 
   [[nodiscard]] sim_nanoseconds now() const noexcept { return timeline_.now(); }
@@ -72,7 +67,7 @@ class sim_streams : public sim_stream_table {
       return sim_code::ok;
     }
     event.capture.reset();
-    event.time = start_on(stream) + schedule_.draw(schedule_.late_events);
+    event.time = start_on(stream) + schedule_.draw(schedule_.options.late_events);
     finish_on(stream, event.time);
     event.past = stream.past;
     if (order_ != nullptr) {
@@ -88,7 +83,7 @@ class sim_streams : public sim_stream_table {
     if (sim_code const refused = invalidate_all(event.device); refused != sim_code::ok) return refused;
     auto& d = devices_[static_cast<std::size_t>(event.device)];
     event.capture.reset();
-    event.time = (d.tail < now() ? now() : d.tail) + schedule_.draw(schedule_.late_events);
+    event.time = (d.tail < now() ? now() : d.tail) + schedule_.draw(schedule_.options.late_events);
     event.past = d.past;
     if (order_ != nullptr) {
       event.clock = d.clock;
@@ -103,13 +98,9 @@ class sim_streams : public sim_stream_table {
       if (!event.capture->open) return sim_code::captured_event;
       if (stream.capture && stream.capture != event.capture) {
         invalidate(*stream.capture);
-        invalidate(*event.capture);
-        return sim_code::capture_merge;
+        return refuse(*event.capture, sim_code::capture_merge);
       }
-      if (stream.legacy) {
-        invalidate(*event.capture);
-        return sim_code::capture_implicit;
-      }
+      if (stream.legacy) return refuse(*event.capture, sim_code::capture_implicit);
       stream.capture = event.capture;  // a fork: the waiting stream is captured, too
       detail::join(stream.leaves, event.leaves);
       ++captured_;
@@ -117,9 +108,7 @@ class sim_streams : public sim_stream_table {
     }
     if (stream.capture) {
       ++captured_;
-      if (event.time == 0) return sim_code::ok;
-      invalidate(*stream.capture);
-      return sim_code::capture_isolation;
+      return event.time == 0 ? sim_code::ok : refuse(*stream.capture, sim_code::capture_isolation);
     }
     if (event.time == 0) return sim_code::ok;
     sim_nanoseconds start = start_on(stream);
@@ -132,10 +121,7 @@ class sim_streams : public sim_stream_table {
   }
 
   sim_code query(sim_event const& event) {
-    if (event.capture) {
-      invalidate(*event.capture);
-      return sim_code::captured_event;
-    }
+    if (event.capture) return refuse(*event.capture, sim_code::captured_event);
     if (event.time > now()) return sim_code::not_ready;
     event.past.observe();
     if (order_ != nullptr) order_->learn(host(), event.clock);
@@ -143,21 +129,12 @@ class sim_streams : public sim_stream_table {
   }
 
   sim_code synchronize(sim_event const& event) {
-    if (event.capture) {
-      invalidate(*event.capture);
-      return sim_code::captured_event;
-    }
-    advance_to(event.time);
-    event.past.observe();
-    if (order_ != nullptr) order_->learn(host(), event.clock);
-    return sim_code::ok;
+    if (!event.capture) advance_to(event.time);
+    return query(event);
   }
   sim_code synchronize(sim_stream& stream) {
     if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
-    if (stream.capture) {
-      invalidate(*stream.capture);
-      return sim_code::capture_unsupported;
-    }
+    if (stream.capture) return refuse_captured(stream);
     sim_nanoseconds const end = start_on(stream);
     if (order_ != nullptr) order_->learn(host(), order_->clock(stream.agent));
     advance_to(end);
@@ -253,10 +230,7 @@ class sim_streams : public sim_stream_table {
   }
   sim_code end_capture(sim_stream& stream, std::shared_ptr<sim_exec>& graph) {
     if (!stream.capture) return sim_code::capture_unmatched;
-    if (stream.capture->origin != stream.id) {
-      invalidate(*stream.capture);
-      return sim_code::capture_unmatched;
-    }
+    if (stream.capture->origin != stream.id) return refuse(*stream.capture, sim_code::capture_unmatched);
     std::shared_ptr<sim_capture> const done = stream.capture;
     bool const joined = done->is_joined(stream.leaves);
     close(done);
@@ -283,8 +257,7 @@ class sim_streams : public sim_stream_table {
   [[nodiscard]] std::size_t captured() const noexcept { return captured_; }
   /// A call that a captured stream does not allow.
   sim_code refuse_captured(sim_stream& stream) noexcept {
-    invalidate(*stream.capture);
-    return sim_code::capture_unsupported;
+    return refuse(*stream.capture, sim_code::capture_unsupported);
   }
   /// Number of captures that were invalidated so far.
   [[nodiscard]] std::size_t invalidated() const noexcept { return invalidated_; }
@@ -292,7 +265,7 @@ class sim_streams : public sim_stream_table {
 
   /// The calling thread's agent in the order checker.
   [[nodiscard]] sim_agent host() {
-    if (hosts_ == sim_hosts::one_timeline) return host_;
+    if (!each_thread_) return host_;
     auto const thread = this_thread_number();
     auto it = threads_.find(thread);
     if (it == threads_.end()) it = threads_.emplace(thread, order_->add_agent("thread", thread)).first;
@@ -314,6 +287,10 @@ class sim_streams : public sim_stream_table {
   sim_nanoseconds end_of(sim_stream& stream) { return start_on(stream); }
 
  private:
+  sim_code refuse(sim_capture& capture, sim_code why) noexcept {
+    invalidate(capture);
+    return why;
+  }
   void invalidate(sim_capture& capture) noexcept {
     if (!capture.open || capture.invalid) return;
     capture.invalid = true;
@@ -370,7 +347,7 @@ class sim_streams : public sim_stream_table {
   std::size_t captured_ = 0;
   std::size_t invalidated_ = 0;
   std::size_t open_captures_ = 0;  ///< begun and not ended; while 0, no stream has to be searched
-  sim_hosts hosts_;
+  bool each_thread_;               ///< whether threads of the host must be ordered, too
   sim_agent host_ = 0;
   std::unordered_map<std::uint64_t, sim_agent> threads_;
   std::unordered_map<void const*, sim_clock> tokens_;
