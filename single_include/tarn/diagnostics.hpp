@@ -136,8 +136,7 @@ class [[nodiscard]] tag_scope {
  public:
   explicit tag_scope(tag name) noexcept : name_(name) { chain::begin(*this); }
   explicit tag_scope(std::string_view name) noexcept : tag_scope(tag(name)) {}
-  tag_scope(tag_scope const&) = delete;
-  tag_scope& operator=(tag_scope const&) = delete;
+  tag_scope& operator=(tag_scope&&) = delete;
   ~tag_scope() { (void)chain::end(*this, "tag_scope"); }
 
  private:
@@ -390,8 +389,7 @@ class [[nodiscard]] nvtx_range {
   ~nvtx_range() {
     if (end_ != nullptr) end_();
   }
-  nvtx_range(nvtx_range const&) = delete;
-  nvtx_range& operator=(nvtx_range const&) = delete;
+  nvtx_range& operator=(nvtx_range&&) = delete;
 
   /// Marks a moment instead of a range.
   static void mark([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
@@ -1895,8 +1893,6 @@ class [[nodiscard]] line_profile_scope {
       : line_profile_scope(std::move(memory), peak_of::this_thread, where) {}
   line_profile_scope(Resource memory, peak_of whose, source_location where = source_location::current())
       : lines_(detail::line_registry::of_process()), peak_(std::move(memory), whose), where_(where) {}
-  line_profile_scope(line_profile_scope const&) = delete;
-  line_profile_scope& operator=(line_profile_scope const&) = delete;
   ~line_profile_scope() {
     lines_.add({where_, 1, peak_.net_bytes(), peak_.peak_above_start(), peak_.count()});
   }
@@ -2061,8 +2057,7 @@ enum class json_in : std::uint8_t { file, script };
 class json_text {
  public:
   explicit json_text(std::ostream& out, json_in where = json_in::file) : out_(out), where_(where) {}
-  json_text(json_text const&) = delete;
-  json_text& operator=(json_text const&) = delete;
+  json_text& operator=(json_text&&) = delete;
 
   json_text& begin_object() { return open('{'); }
   json_text& end_object() { return close('}'); }
@@ -2513,8 +2508,7 @@ using pickle_ref = std::uint32_t;
 class pickle_text {
  public:
   explicit pickle_text(std::ostream& out) : out_(out) { put("\x80\x04"); }
-  pickle_text(pickle_text const&) = delete;
-  pickle_text& operator=(pickle_text const&) = delete;
+  pickle_text& operator=(pickle_text&&) = delete;
 
   void begin_dict() { put("}("); }
   void end_dict() { put("u"); }
@@ -3889,8 +3883,7 @@ class file_beside {
     error_ = exists && ::access(target_.c_str(), W_OK) != 0 ? errno : create();
     if (is_new_ && exists) (void)::chmod(name_.c_str(), facts.st_mode & 0777U);
   }
-  file_beside(file_beside const&) = delete;
-  file_beside& operator=(file_beside const&) = delete;
+  file_beside& operator=(file_beside&&) = delete;
   ~file_beside() {
     if (is_new_) (void)std::remove(name_.c_str());
   }
@@ -4056,8 +4049,7 @@ namespace TARN_NAMESPACE::detail {
 class html_numbers {
  public:
   explicit html_numbers(std::ostream& out) noexcept : out_(out) {}
-  html_numbers(html_numbers const&) = delete;
-  html_numbers& operator=(html_numbers const&) = delete;
+  html_numbers& operator=(html_numbers&&) = delete;
 
   void add(std::uint64_t number) {
     for (; number > 127; number >>= 7U) add_byte(static_cast<std::uint8_t>(number | 128U));

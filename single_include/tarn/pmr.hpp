@@ -27,8 +27,7 @@ class pmr_resource final : public std::pmr::memory_resource {
       "tarn: pmr containers access their elements on the host; use pinned_host, managed or host_memory");
 
   explicit pmr_resource(Resource memory) : memory_(std::move(memory)) {}
-  pmr_resource(pmr_resource const&) = delete;
-  pmr_resource& operator=(pmr_resource const&) = delete;
+  pmr_resource& operator=(pmr_resource&&) = delete;
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
  private:

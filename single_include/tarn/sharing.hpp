@@ -483,8 +483,7 @@ class shared_event {
   shared_event(shared_event_token const& token, D driver) : driver_(std::move(driver)) {
     must_succeed(driver_, driver_.open_shared_event(token, event_));
   }
-  shared_event(shared_event const&) = delete;
-  shared_event& operator=(shared_event const&) = delete;
+  shared_event& operator=(shared_event&&) = delete;
   ~shared_event() {
     if (process_.is_this()) (void)driver_.destroy_event(event_);
   }
@@ -994,8 +993,7 @@ template <sharing_driver D>
 class imported_mapping {
  public:
   explicit imported_mapping(D driver) noexcept : driver_(std::move(driver)) {}
-  imported_mapping(imported_mapping const&) = delete;
-  imported_mapping& operator=(imported_mapping const&) = delete;
+  imported_mapping& operator=(imported_mapping&&) = delete;
   /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a
   /// capture still forbids to wait for the work, the memory stays mapped for good. A forked child unmaps
   /// nothing.

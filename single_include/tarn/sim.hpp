@@ -217,8 +217,7 @@ struct sim_invented_space {
 class sim_addresses {
  public:
   explicit sim_addresses(sim_backing backing) noexcept : backing_(backing) {}
-  sim_addresses(sim_addresses const&) = delete;
-  sim_addresses& operator=(sim_addresses const&) = delete;
+  sim_addresses& operator=(sim_addresses&&) = delete;
   ~sim_addresses() {
     for (auto const& [begin, bytes] : chunks_) give_back_chunk(begin, bytes);
   }
@@ -453,8 +452,7 @@ class sim_memory_tool {
   enum class bytes_are : std::uint8_t { invented, of_the_host };
 
   explicit sim_memory_tool(bytes_are kind) noexcept : kind_(kind) {}
-  sim_memory_tool(sim_memory_tool const&) = delete;
-  sim_memory_tool& operator=(sim_memory_tool const&) = delete;
+  sim_memory_tool& operator=(sim_memory_tool&&) = delete;
   /// Unpoisons all heaps: their addresses may be reused for anything.
   ~sim_memory_tool() {
     for (auto const& [begin, bytes] : heaps_) allow(begin, bytes);
@@ -1958,8 +1956,7 @@ class sim_fiber {
     if (stack_ == MAP_FAILED) throw std::bad_alloc();
     handle_ = __tsan_create_fiber(0);
   }
-  sim_fiber(sim_fiber const&) = delete;
-  sim_fiber& operator=(sim_fiber const&) = delete;
+  sim_fiber& operator=(sim_fiber&&) = delete;
   ~sim_fiber() {
     __tsan_destroy_fiber(handle_);
     (void)munmap(stack_, stack_bytes);
@@ -2164,8 +2161,7 @@ struct sim_node {
 class sim_capture {
  public:
   explicit sim_capture(stream_id from) noexcept : origin(from) {}
-  sim_capture(sim_capture const&) = delete;
-  sim_capture& operator=(sim_capture const&) = delete;
+  sim_capture& operator=(sim_capture&&) = delete;
   ~sim_capture() { drop_unordered(nodes_); }
 
   stream_id const origin;  ///< the stream where it began and must end
@@ -3779,8 +3775,6 @@ struct sim_state {
     if (order) memory.watch_gone();
     if (o.tool == sim_tool::attached) memory.attach_tool();
   }
-  sim_state(sim_state const&) = delete;
-  sim_state& operator=(sim_state const&) = delete;
 
   /// Counts a call, charges its cost and runs work that became due; the call itself runs afterwards.
   void charge(driver_call call, sim_nanoseconds cost) {

@@ -593,8 +593,7 @@ class copy_stream {
       events_.push_back(event);
     }
   }
-  copy_stream(copy_stream const&) = delete;
-  copy_stream& operator=(copy_stream const&) = delete;
+  copy_stream& operator=(copy_stream&&) = delete;
   ~copy_stream() {
     finish();
     for (event_handle const event : events_) (void)driver_.destroy_event(event);
@@ -682,8 +681,7 @@ class pinned_slots {
     slots_.reserve(count);
     while (slots_.size() < count) slots_.push_back(static_cast<T*>(memory_.allocate_sync(bytes_, alignment)));
   }
-  pinned_slots(pinned_slots const&) = delete;
-  pinned_slots& operator=(pinned_slots const&) = delete;
+  pinned_slots& operator=(pinned_slots&&) = delete;
   ~pinned_slots() {
     for (T* const p : slots_) give_back_sync(memory_, p, bytes_, alignment);
   }
@@ -706,7 +704,7 @@ class pinned_slots {
 namespace TARN_NAMESPACE {
 
 /// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor
-/// movable.
+/// movable. Its end waits for the running copies; afterwards the device memory is no longer read.
 template <class T, class Pinned, class Driver>
 class batch_collector {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -728,10 +726,6 @@ class batch_collector {
         depth_(detail::min_of(options.depth, end_)),
         slots_(std::move(pinned), depth_, capacity_),
         lane_(driver, identified(driver, stream, where), depth_ + 1, where) {}
-  batch_collector(batch_collector const&) = delete;
-  batch_collector& operator=(batch_collector const&) = delete;
-  /// Waits for the running copies. Afterwards the device memory is no longer read.
-  ~batch_collector() = default;
 
   /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
@@ -1628,8 +1622,7 @@ class evict_scope {
     detail::called_from(stream.where, [&] { evict(buffers...); });
     (detail::give_back_on(buffers, stream_), ...);
   }
-  evict_scope(evict_scope const&) = delete;
-  evict_scope& operator=(evict_scope const&) = delete;
+  evict_scope& operator=(evict_scope&&) = delete;
   /// Restores what is still on the host. Never throws; see above for failures.
   ~evict_scope() {
     try {
@@ -2531,8 +2524,6 @@ class per_device {
   /// must not wait for
   ///              a thread that accesses one
   explicit per_device(Make make = Make{}) : make_(std::move(make)) {}
-  per_device(per_device const&) = delete;
-  per_device& operator=(per_device const&) = delete;
   ~per_device() {
     for (auto& slot : slots_) delete slot.load(std::memory_order_relaxed);
   }
@@ -3178,8 +3169,7 @@ class scratch {
   scratch(Resource memory, Bytes chunk_bytes, stream_ref stream = {},
           source_location where = source_location::current())
       : scratch(std::move(memory), scratch_options{static_cast<std::size_t>(chunk_bytes)}, stream, where) {}
-  scratch(scratch const&) = delete;
-  scratch& operator=(scratch const&) = delete;
+  scratch& operator=(scratch&&) = delete;
   ~scratch() { give_from(0); }
 
   /// Returns `count` uninitialised elements, valid until an earlier mark is rewound to; null for zero
@@ -3349,8 +3339,7 @@ class rewind_scope {
  public:
   /// @throws std::bad_alloc  (host)
   explicit rewind_scope(scratch<Resource>& arena) : arena_(arena), mark_(arena.mark()) {}
-  rewind_scope(rewind_scope const&) = delete;
-  rewind_scope& operator=(rewind_scope const&) = delete;
+  rewind_scope& operator=(rewind_scope&&) = delete;
   ~rewind_scope() { arena_.rewind(mark_); }
 
  private:
@@ -3572,8 +3561,6 @@ class fill_threads {
     threads_.reserve(threads);
     while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
   }
-  fill_threads(fill_threads const&) = delete;
-  fill_threads& operator=(fill_threads const&) = delete;
   /// Waits for the pieces being filled, not for those that have not started.
   ~fill_threads() { stop(); }
 
@@ -3676,7 +3663,8 @@ class fill_threads {
 namespace TARN_NAMESPACE {
 
 /// The range that stream_batches() returns: a single-pass input range for one thread. Neither copyable nor
-/// movable.
+/// movable. Its end stops filling and waits for the running copies; the body's work continues. Afterwards the
+/// source is no longer read.
 template <class Source, class Memory, class Pinned>
 class batch_stream {
  public:
@@ -3705,11 +3693,6 @@ class batch_stream {
       if (depth_ != 0) stage(std::move(pinned));
     }
   }
-  batch_stream(batch_stream const&) = delete;
-  batch_stream& operator=(batch_stream const&) = delete;
-  /// Stops filling and waits for the running copies; the body's work continues. Afterwards the source is no
-  /// longer read.
-  ~batch_stream() = default;
 
   /// Starts the loop on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
@@ -3990,8 +3973,7 @@ class oom_retry {
         clear_(clear),
         options_(options),
         known_(options.remember != nullptr ? *options.remember : own_) {}
-  oom_retry(oom_retry const&) = delete;
-  oom_retry& operator=(oom_retry const&) = delete;
+  oom_retry& operator=(oom_retry&&) = delete;
 
   result run(std::size_t start) {
     auto const keep = [this](std::size_t size) { return call_keeping(size); };

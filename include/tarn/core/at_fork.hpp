@@ -50,8 +50,7 @@ class at_fork {
       : self_(self), take_(take), release_(release) {
     mine_->add(*this);
   }
-  at_fork(at_fork const&) = delete;
-  at_fork& operator=(at_fork const&) = delete;
+  at_fork& operator=(at_fork&&) = delete;
   ~at_fork() { mine_->remove(*this); }
 
   /// Returns true while a thread is about to fork; other threads should back off.
@@ -184,10 +183,6 @@ class creating_process {
 /// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
 class fork_mutex {
  public:
-  fork_mutex() noexcept = default;
-  fork_mutex(fork_mutex const&) = delete;
-  fork_mutex& operator=(fork_mutex const&) = delete;
-
   void lock() {
     if (at_fork::is_near()) [[unlikely]]
       make_way();

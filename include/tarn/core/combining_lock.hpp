@@ -20,10 +20,6 @@ namespace TARN_NAMESPACE::detail {
 template <class Update>
 class combining_lock {
  public:
-  combining_lock() noexcept = default;
-  combining_lock(combining_lock const&) = delete;
-  combining_lock& operator=(combining_lock const&) = delete;
-
   /// Applies `update`, on this thread or on the lock's holder, one at a time; updates of one thread keep
   /// their order. Uncontended: one exchange. Returns true if the lock was held at first.
   template <class Apply>

@@ -33,10 +33,6 @@ class deferred_observer {
 /// Counts blocks when they become deferred and when they are free. Thread-safe.
 class deferred_count {
  public:
-  deferred_count() noexcept = default;
-  deferred_count(deferred_count const&) = delete;
-  deferred_count& operator=(deferred_count const&) = delete;
-
   /// @param sign  1 if the block becomes deferred, -1 if it is free
   void change(bool is_small, std::size_t bytes, std::size_t requested, std::int64_t sign) noexcept {
     deferred_amount const by{sign, sign * static_cast<std::int64_t>(bytes),

@@ -32,9 +32,7 @@ using capture_number = std::uint64_t;
 /// before.
 class graph_owner {
  public:
-  graph_owner() = default;
-  graph_owner(graph_owner const&) = delete;
-  graph_owner& operator=(graph_owner const&) = delete;
+  graph_owner& operator=(graph_owner&&) = delete;
   virtual ~graph_owner() = default;
 
   /// What is allocated on `stream` from now on is the owner's. The identity of `stream` is known.

@@ -22,8 +22,7 @@ class location_scope {
   explicit location_scope(attribution from = attribution::current()) noexcept : from_(from) {
     chain::begin(*this);
   }
-  location_scope(location_scope const&) = delete;
-  location_scope& operator=(location_scope const&) = delete;
+  location_scope& operator=(location_scope&&) = delete;
   ~location_scope() { (void)chain::end(*this, "location_scope"); }
 
   /// Returns the location set by the outermost scope, or an empty one if there is none. O(scopes).

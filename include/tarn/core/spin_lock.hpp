@@ -11,10 +11,6 @@ namespace TARN_NAMESPACE::detail {
 
 class spin_lock {
  public:
-  spin_lock() noexcept = default;
-  spin_lock(spin_lock const&) = delete;
-  spin_lock& operator=(spin_lock const&) = delete;
-
   [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
     return !taken_.exchange(true, std::memory_order_acquire);
   }

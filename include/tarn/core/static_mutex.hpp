@@ -13,10 +13,6 @@ namespace TARN_NAMESPACE::detail {
 /// may have been unloaded, and the mutex with it.
 class static_mutex {
  public:
-  static_mutex() noexcept = default;
-  static_mutex(static_mutex const&) = delete;
-  static_mutex& operator=(static_mutex const&) = delete;
-
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 

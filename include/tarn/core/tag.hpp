@@ -121,8 +121,7 @@ class [[nodiscard]] tag_scope {
  public:
   explicit tag_scope(tag name) noexcept : name_(name) { chain::begin(*this); }
   explicit tag_scope(std::string_view name) noexcept : tag_scope(tag(name)) {}
-  tag_scope(tag_scope const&) = delete;
-  tag_scope& operator=(tag_scope const&) = delete;
+  tag_scope& operator=(tag_scope&&) = delete;
   ~tag_scope() { (void)chain::end(*this, "tag_scope"); }
 
  private:

@@ -53,9 +53,7 @@ inline thread_local constinit thread_place this_thread_place{};
 /// Gives the place of an ending thread back.
 class place_holder {
  public:
-  place_holder() noexcept = default;
-  place_holder(place_holder const&) = delete;
-  place_holder& operator=(place_holder const&) = delete;
+  place_holder& operator=(place_holder&&) = delete;
   ~place_holder() {
     over = true;
     if (this_thread_place.table == nullptr) return;

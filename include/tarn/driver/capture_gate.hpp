@@ -35,8 +35,7 @@ class capture_gate {
   class passage {
    public:
     passage() noexcept : may_pass_(enter()) {}
-    passage(passage const&) = delete;
-    passage& operator=(passage const&) = delete;
+    passage& operator=(passage&&) = delete;
     ~passage() {
       if (may_pass_) tarn_captures_1.fetch_sub(one_call, std::memory_order_release);
     }

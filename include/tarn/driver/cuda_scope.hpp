@@ -23,9 +23,7 @@ namespace TARN_NAMESPACE::detail {
 /// reset does not release retains (cuDevicePrimaryCtxReset).
 class primary_context {
  public:
-  primary_context() noexcept = default;
-  primary_context(primary_context const&) = delete;
-  primary_context& operator=(primary_context const&) = delete;
+  primary_context& operator=(primary_context&&) = delete;
   ~primary_context() {
     if (releases_) (void)cuda_driver_calls().primary_context_release(device_);
   }
@@ -65,8 +63,7 @@ class on_device {
     CUcontext ours = nullptr;
     (void)cuda_driver_calls().context_pop(&ours);
   }
-  on_device(on_device const&) = delete;
-  on_device& operator=(on_device const&) = delete;
+  on_device& operator=(on_device&&) = delete;
 
   /// A failure if the device could not be made current; the call must then be skipped.
   [[nodiscard]] status const& entered() const noexcept { return entered_; }
@@ -105,8 +102,7 @@ class beside_capture {
   ~beside_capture() {
     if (swapped_) (void)cudaThreadExchangeStreamCaptureMode(&mode_);
   }
-  beside_capture(beside_capture const&) = delete;
-  beside_capture& operator=(beside_capture const&) = delete;
+  beside_capture& operator=(beside_capture&&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;

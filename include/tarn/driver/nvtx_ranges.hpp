@@ -67,8 +67,7 @@ class [[nodiscard]] nvtx_range {
   ~nvtx_range() {
     if (end_ != nullptr) end_();
   }
-  nvtx_range(nvtx_range const&) = delete;
-  nvtx_range& operator=(nvtx_range const&) = delete;
+  nvtx_range& operator=(nvtx_range&&) = delete;
 
   /// Marks a moment instead of a range.
   static void mark([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,

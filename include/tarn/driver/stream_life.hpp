@@ -154,8 +154,7 @@ class own_stream {
   explicit own_stream(Driver const& driver) noexcept : driver_(driver), made_(driver.create_stream(stream_)) {
     if (!made_.ok()) stream_ = {};
   }
-  own_stream(own_stream const&) = delete;
-  own_stream& operator=(own_stream const&) = delete;
+  own_stream& operator=(own_stream&&) = delete;
   ~own_stream() {
     if (made_.ok()) (void)driver_.destroy_stream(stream_);
   }

@@ -31,9 +31,6 @@ namespace detail {
 template <class Driver>
 class erased_pool {
  public:
-  erased_pool() = default;
-  erased_pool(erased_pool const&) = delete;
-  erased_pool& operator=(erased_pool const&) = delete;
   virtual ~erased_pool() = default;
 
   virtual void* allocate(stream_ref, std::size_t, std::size_t, attribution const&) = 0;

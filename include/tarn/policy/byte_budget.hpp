@@ -24,8 +24,7 @@ struct budget_bound {
 class budget_waiter {
  public:
   explicit budget_waiter(std::size_t bytes) noexcept : bytes_(bytes) {}
-  budget_waiter(budget_waiter const&) = delete;
-  budget_waiter& operator=(budget_waiter const&) = delete;
+  budget_waiter& operator=(budget_waiter&&) = delete;
   /// Called once, when it has the bytes or the limit has fallen below them, under the budget's lock.
   virtual void wake() noexcept = 0;
   virtual ~budget_waiter() = default;
@@ -54,8 +53,6 @@ inline constexpr unsigned most_passes = 16;
 class byte_budget {
  public:
   explicit byte_budget(std::size_t limit) noexcept : limit_(limit), own_limit_(limit) {}
-  byte_budget(byte_budget const&) = delete;
-  byte_budget& operator=(byte_budget const&) = delete;
 
   /// Returns false if the bytes do not fit; nothing has changed. Does not wait for those that wait.
   [[nodiscard]] bool take(std::size_t bytes) noexcept {

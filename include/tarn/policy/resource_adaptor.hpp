@@ -126,8 +126,7 @@ class resource_adaptor {
   using properties = typename Upstream::properties;
 
   explicit resource_adaptor(Upstream upstream) : upstream_(std::move(upstream)) {}
-  resource_adaptor(resource_adaptor const&) = delete;
-  resource_adaptor& operator=(resource_adaptor const&) = delete;
+  resource_adaptor& operator=(resource_adaptor&&) = delete;
 
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment)
     requires resource<Upstream>

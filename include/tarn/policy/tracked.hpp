@@ -66,8 +66,6 @@ class tracked_layer {
     if constexpr (reachable<Upstream, pool_call::observe_deferred>)
       nearest(upstream_, pool_call::observe_deferred{observer_});
   }
-  tracked_layer(tracked_layer const&) = delete;
-  tracked_layer& operator=(tracked_layer const&) = delete;
   ~tracked_layer() {
     if constexpr (reachable<Upstream, pool_call::observe_deferred>)
       nearest(upstream_, pool_call::end_observation{observer_});

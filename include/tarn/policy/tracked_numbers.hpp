@@ -56,9 +56,6 @@ class tracked_numbers {
     std::int64_t const most = bytes < std::int64_t{1_MiB} ? bytes / 2 : bytes;
     bound_ = {max_of(bytes / bytes_per_block, std::int64_t{1}), most, most};
   }
-  tracked_numbers(tracked_numbers const&) = delete;
-  tracked_numbers& operator=(tracked_numbers const&) = delete;
-  ~tracked_numbers() = default;
 
   /// Counts one block. @param rounded, requested  bytes
   TARN_ALWAYS_INLINE void count_allocation(std::size_t rounded, std::size_t requested,

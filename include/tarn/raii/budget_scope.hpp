@@ -20,8 +20,7 @@ class budget_scope {
   budget_scope(Resource memory, std::size_t bytes) : memory_(std::move(memory)) {
     ask([&](auto& layer) -> decltype(layer.add(bound_, bytes)) { return layer.add(bound_, bytes); });
   }
-  budget_scope(budget_scope const&) = delete;
-  budget_scope& operator=(budget_scope const&) = delete;
+  budget_scope& operator=(budget_scope&&) = delete;
   /// Removes the bound of this scope only.
   ~budget_scope() {
     ask([&](auto& layer) -> decltype(layer.remove(bound_)) { return layer.remove(bound_); });

@@ -33,8 +33,7 @@ class cache_guard {
     }
     clear();
   }
-  cache_guard(cache_guard const&) = delete;
-  cache_guard& operator=(cache_guard const&) = delete;
+  cache_guard& operator=(cache_guard&&) = delete;
   ~cache_guard() {
     try {
       clear();

@@ -32,8 +32,7 @@ class basic_device_guard {
     }
     chain::begin(*this);
   }
-  basic_device_guard(basic_device_guard const&) = delete;
-  basic_device_guard& operator=(basic_device_guard const&) = delete;
+  basic_device_guard& operator=(basic_device_guard&&) = delete;
   ~basic_device_guard() {
     bool const innermost = chain::innermost() == this;
     basic_device_guard* const inner = chain::end(*this, "device_guard");

@@ -113,8 +113,7 @@ class [[nodiscard]] capture_scope {
       : owner_(*memory.owner_), capture_(detail::called_from(where, [&] {
           return owner_.begin_capture(identified(memory.memory_, stream, where));
         })) {}
-  capture_scope(capture_scope const&) = delete;
-  capture_scope& operator=(capture_scope const&) = delete;
+  capture_scope& operator=(capture_scope&&) = delete;
   ~capture_scope() { owner_.end_capture(capture_); }
 
   /// Names another stream of the capture. @throws cuda_error, nothing has changed

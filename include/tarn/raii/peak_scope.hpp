@@ -22,8 +22,7 @@ class peak_scope {
   explicit peak_scope(Resource memory, peak_of whose = peak_of::all_threads) : memory_(std::move(memory)) {
     with_layer([&](auto& layer) -> decltype(layer.add(mark_, whose)) { return layer.add(mark_, whose); });
   }
-  peak_scope(peak_scope const&) = delete;
-  peak_scope& operator=(peak_scope const&) = delete;
+  peak_scope& operator=(peak_scope&&) = delete;
   ~peak_scope() {
     with_layer([&](auto& layer) -> decltype(layer.remove(mark_)) { return layer.remove(mark_); });
   }

@@ -110,8 +110,7 @@ class sleep_scope {
   explicit sleep_scope(Pool pool, contents where = contents::in_pinned_memory,
                        source_location place = source_location::current())
       : pool_(std::move(pool)), released_(tarn::sleep(pool_, where, place)) {}
-  sleep_scope(sleep_scope const&) = delete;
-  sleep_scope& operator=(sleep_scope const&) = delete;
+  sleep_scope& operator=(sleep_scope&&) = delete;
   ~sleep_scope() {
     try {
       (void)tarn::wake(pool_);

@@ -33,8 +33,7 @@ namespace TARN_NAMESPACE::detail {
 class html_numbers {
  public:
   explicit html_numbers(std::ostream& out) noexcept : out_(out) {}
-  html_numbers(html_numbers const&) = delete;
-  html_numbers& operator=(html_numbers const&) = delete;
+  html_numbers& operator=(html_numbers&&) = delete;
 
   void add(std::uint64_t number) {
     for (; number > 127; number >>= 7U) add_byte(static_cast<std::uint8_t>(number | 128U));

@@ -22,8 +22,7 @@ enum class json_in : std::uint8_t { file, script };
 class json_text {
  public:
   explicit json_text(std::ostream& out, json_in where = json_in::file) : out_(out), where_(where) {}
-  json_text(json_text const&) = delete;
-  json_text& operator=(json_text const&) = delete;
+  json_text& operator=(json_text&&) = delete;
 
   json_text& begin_object() { return open('{'); }
   json_text& end_object() { return close('}'); }

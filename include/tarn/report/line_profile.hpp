@@ -109,8 +109,6 @@ class [[nodiscard]] line_profile_scope {
       : line_profile_scope(std::move(memory), peak_of::this_thread, where) {}
   line_profile_scope(Resource memory, peak_of whose, source_location where = source_location::current())
       : lines_(detail::line_registry::of_process()), peak_(std::move(memory), whose), where_(where) {}
-  line_profile_scope(line_profile_scope const&) = delete;
-  line_profile_scope& operator=(line_profile_scope const&) = delete;
   ~line_profile_scope() {
     lines_.add({where_, 1, peak_.net_bytes(), peak_.peak_above_start(), peak_.count()});
   }

@@ -22,8 +22,7 @@ using pickle_ref = std::uint32_t;
 class pickle_text {
  public:
   explicit pickle_text(std::ostream& out) : out_(out) { put("\x80\x04"); }
-  pickle_text(pickle_text const&) = delete;
-  pickle_text& operator=(pickle_text const&) = delete;
+  pickle_text& operator=(pickle_text&&) = delete;
 
   void begin_dict() { put("}("); }
   void end_dict() { put("u"); }

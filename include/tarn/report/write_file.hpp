@@ -34,8 +34,7 @@ class file_beside {
     error_ = exists && ::access(target_.c_str(), W_OK) != 0 ? errno : create();
     if (is_new_ && exists) (void)::chmod(name_.c_str(), facts.st_mode & 0777U);
   }
-  file_beside(file_beside const&) = delete;
-  file_beside& operator=(file_beside const&) = delete;
+  file_beside& operator=(file_beside&&) = delete;
   ~file_beside() {
     if (is_new_) (void)std::remove(name_.c_str());
   }

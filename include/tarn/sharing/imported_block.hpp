@@ -40,8 +40,7 @@ template <sharing_driver D>
 class imported_mapping {
  public:
   explicit imported_mapping(D driver) noexcept : driver_(std::move(driver)) {}
-  imported_mapping(imported_mapping const&) = delete;
-  imported_mapping& operator=(imported_mapping const&) = delete;
+  imported_mapping& operator=(imported_mapping&&) = delete;
   /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a
   /// capture still forbids to wait for the work, the memory stays mapped for good. A forked child unmaps
   /// nothing.

@@ -31,8 +31,7 @@ class shared_event {
   shared_event(shared_event_token const& token, D driver) : driver_(std::move(driver)) {
     must_succeed(driver_, driver_.open_shared_event(token, event_));
   }
-  shared_event(shared_event const&) = delete;
-  shared_event& operator=(shared_event const&) = delete;
+  shared_event& operator=(shared_event&&) = delete;
   ~shared_event() {
     if (process_.is_this()) (void)driver_.destroy_event(event_);
   }

@@ -21,7 +21,7 @@
 namespace TARN_NAMESPACE {
 
 /// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor
-/// movable.
+/// movable. Its end waits for the running copies; afterwards the device memory is no longer read.
 template <class T, class Pinned, class Driver>
 class batch_collector {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -43,10 +43,6 @@ class batch_collector {
         depth_(detail::min_of(options.depth, end_)),
         slots_(std::move(pinned), depth_, capacity_),
         lane_(driver, identified(driver, stream, where), depth_ + 1, where) {}
-  batch_collector(batch_collector const&) = delete;
-  batch_collector& operator=(batch_collector const&) = delete;
-  /// Waits for the running copies. Afterwards the device memory is no longer read.
-  ~batch_collector() = default;
 
   /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {

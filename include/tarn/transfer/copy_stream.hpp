@@ -31,8 +31,7 @@ class copy_stream {
       events_.push_back(event);
     }
   }
-  copy_stream(copy_stream const&) = delete;
-  copy_stream& operator=(copy_stream const&) = delete;
+  copy_stream& operator=(copy_stream&&) = delete;
   ~copy_stream() {
     finish();
     for (event_handle const event : events_) (void)driver_.destroy_event(event);

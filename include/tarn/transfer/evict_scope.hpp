@@ -82,8 +82,7 @@ class evict_scope {
     detail::called_from(stream.where, [&] { evict(buffers...); });
     (detail::give_back_on(buffers, stream_), ...);
   }
-  evict_scope(evict_scope const&) = delete;
-  evict_scope& operator=(evict_scope const&) = delete;
+  evict_scope& operator=(evict_scope&&) = delete;
   /// Restores what is still on the host. Never throws; see above for failures.
   ~evict_scope() {
     try {

@@ -31,8 +31,6 @@ class fill_threads {
     threads_.reserve(threads);
     while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
   }
-  fill_threads(fill_threads const&) = delete;
-  fill_threads& operator=(fill_threads const&) = delete;
   /// Waits for the pieces being filled, not for those that have not started.
   ~fill_threads() { stop(); }
 

@@ -58,8 +58,6 @@ class per_device {
   /// must not wait for
   ///              a thread that accesses one
   explicit per_device(Make make = Make{}) : make_(std::move(make)) {}
-  per_device(per_device const&) = delete;
-  per_device& operator=(per_device const&) = delete;
   ~per_device() {
     for (auto& slot : slots_) delete slot.load(std::memory_order_relaxed);
   }

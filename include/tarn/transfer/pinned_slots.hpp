@@ -31,8 +31,7 @@ class pinned_slots {
     slots_.reserve(count);
     while (slots_.size() < count) slots_.push_back(static_cast<T*>(memory_.allocate_sync(bytes_, alignment)));
   }
-  pinned_slots(pinned_slots const&) = delete;
-  pinned_slots& operator=(pinned_slots const&) = delete;
+  pinned_slots& operator=(pinned_slots&&) = delete;
   ~pinned_slots() {
     for (T* const p : slots_) give_back_sync(memory_, p, bytes_, alignment);
   }

@@ -70,8 +70,7 @@ class scratch {
   scratch(Resource memory, Bytes chunk_bytes, stream_ref stream = {},
           source_location where = source_location::current())
       : scratch(std::move(memory), scratch_options{static_cast<std::size_t>(chunk_bytes)}, stream, where) {}
-  scratch(scratch const&) = delete;
-  scratch& operator=(scratch const&) = delete;
+  scratch& operator=(scratch&&) = delete;
   ~scratch() { give_from(0); }
 
   /// Returns `count` uninitialised elements, valid until an earlier mark is rewound to; null for zero
@@ -241,8 +240,7 @@ class rewind_scope {
  public:
   /// @throws std::bad_alloc  (host)
   explicit rewind_scope(scratch<Resource>& arena) : arena_(arena), mark_(arena.mark()) {}
-  rewind_scope(rewind_scope const&) = delete;
-  rewind_scope& operator=(rewind_scope const&) = delete;
+  rewind_scope& operator=(rewind_scope&&) = delete;
   ~rewind_scope() { arena_.rewind(mark_); }
 
  private:

@@ -33,7 +33,8 @@
 namespace TARN_NAMESPACE {
 
 /// The range that stream_batches() returns: a single-pass input range for one thread. Neither copyable nor
-/// movable.
+/// movable. Its end stops filling and waits for the running copies; the body's work continues. Afterwards the
+/// source is no longer read.
 template <class Source, class Memory, class Pinned>
 class batch_stream {
  public:
@@ -62,11 +63,6 @@ class batch_stream {
       if (depth_ != 0) stage(std::move(pinned));
     }
   }
-  batch_stream(batch_stream const&) = delete;
-  batch_stream& operator=(batch_stream const&) = delete;
-  /// Stops filling and waits for the running copies; the body's work continues. Afterwards the source is no
-  /// longer read.
-  ~batch_stream() = default;
 
   /// Starts the loop on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {

@@ -70,8 +70,7 @@ class oom_retry {
         clear_(clear),
         options_(options),
         known_(options.remember != nullptr ? *options.remember : own_) {}
-  oom_retry(oom_retry const&) = delete;
-  oom_retry& operator=(oom_retry const&) = delete;
+  oom_retry& operator=(oom_retry&&) = delete;
 
   result run(std::size_t start) {
     auto const keep = [this](std::size_t size) { return call_keeping(size); };

@@ -112,8 +112,7 @@ struct sim_invented_space {
 class sim_addresses {
  public:
   explicit sim_addresses(sim_backing backing) noexcept : backing_(backing) {}
-  sim_addresses(sim_addresses const&) = delete;
-  sim_addresses& operator=(sim_addresses const&) = delete;
+  sim_addresses& operator=(sim_addresses&&) = delete;
   ~sim_addresses() {
     for (auto const& [begin, bytes] : chunks_) give_back_chunk(begin, bytes);
   }

@@ -52,8 +52,7 @@ struct sim_node {
 class sim_capture {
  public:
   explicit sim_capture(stream_id from) noexcept : origin(from) {}
-  sim_capture(sim_capture const&) = delete;
-  sim_capture& operator=(sim_capture const&) = delete;
+  sim_capture& operator=(sim_capture&&) = delete;
   ~sim_capture() { drop_unordered(nodes_); }
 
   stream_id const origin;  ///< the stream where it began and must end

@@ -45,8 +45,6 @@ struct sim_state {
     if (order) memory.watch_gone();
     if (o.tool == sim_tool::attached) memory.attach_tool();
   }
-  sim_state(sim_state const&) = delete;
-  sim_state& operator=(sim_state const&) = delete;
 
   /// Counts a call, charges its cost and runs work that became due; the call itself runs afterwards.
   void charge(driver_call call, sim_nanoseconds cost) {

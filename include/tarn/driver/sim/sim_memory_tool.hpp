@@ -38,8 +38,7 @@ class sim_memory_tool {
   enum class bytes_are : std::uint8_t { invented, of_the_host };
 
   explicit sim_memory_tool(bytes_are kind) noexcept : kind_(kind) {}
-  sim_memory_tool(sim_memory_tool const&) = delete;
-  sim_memory_tool& operator=(sim_memory_tool const&) = delete;
+  sim_memory_tool& operator=(sim_memory_tool&&) = delete;
   /// Unpoisons all heaps: their addresses may be reused for anything.
   ~sim_memory_tool() {
     for (auto const& [begin, bytes] : heaps_) allow(begin, bytes);

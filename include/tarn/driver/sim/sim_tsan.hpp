@@ -50,8 +50,7 @@ class sim_fiber {
     if (stack_ == MAP_FAILED) throw std::bad_alloc();
     handle_ = __tsan_create_fiber(0);
   }
-  sim_fiber(sim_fiber const&) = delete;
-  sim_fiber& operator=(sim_fiber const&) = delete;
+  sim_fiber& operator=(sim_fiber&&) = delete;
   ~sim_fiber() {
     __tsan_destroy_fiber(handle_);
     (void)munmap(stack_, stack_bytes);
