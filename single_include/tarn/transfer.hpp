@@ -2173,8 +2173,45 @@ struct micro_batch {
 /// again for current figures. A forward range of micro_batch; a small value that holds no memory and no
 /// resource. Zero items give no parts.
 class micro_batches {
+  struct split {
+    std::size_t items = 0;
+    std::size_t parts = 0;
+    std::size_t each = 0;   ///< items per smaller part
+    std::size_t extra = 0;  ///< parts with one more item; they come first
+    [[nodiscard]] micro_batch part(std::size_t index) const noexcept {
+      std::size_t const larger = detail::min_of(index, extra);
+      return {index * each + larger, each + (index < extra ? 1 : 0), index, items};
+    }
+  };
+
  public:
-  class iterator;
+  class iterator {
+   public:
+    using value_type = micro_batch;
+    using reference = micro_batch;
+    using difference_type = std::ptrdiff_t;
+    using iterator_category = std::input_iterator_tag;  // dereferencing returns a value
+    using iterator_concept = std::forward_iterator_tag;
+
+    iterator() noexcept = default;
+    [[nodiscard]] micro_batch operator*() const noexcept { return whole_.part(at_); }
+    iterator& operator++() noexcept {
+      ++at_;
+      return *this;
+    }
+    iterator operator++(int) noexcept {
+      iterator const before = *this;
+      ++at_;
+      return before;
+    }
+    friend bool operator==(iterator const& a, iterator const& b) noexcept { return a.at_ == b.at_; }
+
+   private:
+    friend class micro_batches;
+    iterator(split const& whole, std::size_t at) noexcept : whole_(whole), at_(at) {}
+    split whole_;  // a copy: the range may be a temporary
+    std::size_t at_ = 0;
+  };
 
   /// Splits by a number of bytes.
   /// @param n               items
@@ -2196,29 +2233,26 @@ class micro_batches {
       : micro_batches(n, bytes_per_item, available_memory(memory, where), options.reserve_per_mille,
                       memory.driver().device().value, options, where) {}
 
-  [[nodiscard]] inline iterator begin() const noexcept;
-  [[nodiscard]] inline iterator end() const noexcept;
+  [[nodiscard]] iterator begin() const noexcept { return {split_, 0}; }
+  [[nodiscard]] iterator end() const noexcept { return {split_, split_.parts}; }
   /// Returns the number of parts.
-  [[nodiscard]] std::size_t size() const noexcept { return parts_; }
-  [[nodiscard]] bool empty() const noexcept { return parts_ == 0; }
+  [[nodiscard]] std::size_t size() const noexcept { return split_.parts; }
+  [[nodiscard]] bool empty() const noexcept { return size() == 0; }
   /// Returns the number of items in the largest part, which is the first. Buffers shared by all parts must
   /// hold this many.
   [[nodiscard]] std::size_t largest() const noexcept {
-    return parts_ == 0 ? 0 : each_ + (extra_ != 0 ? 1 : 0);
+    return empty() ? 0 : split_.each + (split_.extra != 0 ? 1 : 0);
   }
   /// Returns the bytes that a part may use.
   [[nodiscard]] std::size_t budget() const noexcept { return budget_; }
   /// Returns one part; index < size().
-  [[nodiscard]] micro_batch operator[](std::size_t index) const noexcept {
-    std::size_t const larger = detail::min_of(index, extra_);
-    return {index * each_ + larger, each_ + (index < extra_ ? 1 : 0), index, n_};
-  }
+  [[nodiscard]] micro_batch operator[](std::size_t index) const noexcept { return split_.part(index); }
 
  private:
   micro_batches(std::size_t n, std::size_t bytes_per_item, memory_availability const& room,
                 unsigned reserve_per_mille, int device, micro_batch_options const& options,
                 source_location where)
-      : n_(n), budget_(room.bytes - share_of(room.bytes, reserve_per_mille)) {
+      : budget_(room.bytes - share_of(room.bytes, reserve_per_mille)) {
     if (n == 0) return;
     if (room.is_asleep) throw detail::at(where, pool_asleep(bytes_per_item, device));
     std::size_t fit = bytes_per_item == 0 ? n : budget_ / bytes_per_item;
@@ -2227,9 +2261,8 @@ class micro_batches {
       fit = 1;
     }
     fit = detail::min_of(fit, detail::max_of(options.most_items, std::size_t{1}));
-    parts_ = n / fit + (n % fit != 0 ? 1 : 0);
-    each_ = n / parts_;
-    extra_ = n % parts_;
+    std::size_t const parts = n / fit + (n % fit != 0 ? 1 : 0);
+    split_ = {n, parts, n / parts, n % parts};
   }
 
   [[nodiscard]] static std::size_t share_of(std::size_t bytes, unsigned per_mille) noexcept {
@@ -2251,48 +2284,9 @@ class micro_batches {
     throw detail::at(where, out_of_memory(r));
   }
 
-  std::size_t n_ = 0;
   std::size_t budget_ = 0;
-  std::size_t parts_ = 0;
-  std::size_t each_ = 0;   ///< items per smaller part
-  std::size_t extra_ = 0;  ///< parts with one more item; they come first
+  split split_;
 };
-
-class micro_batches::iterator {
- public:
-  using value_type = micro_batch;
-  using reference = micro_batch;
-  using difference_type = std::ptrdiff_t;
-  using iterator_category = std::input_iterator_tag;  // dereferencing returns a value
-  using iterator_concept = std::forward_iterator_tag;
-
-  iterator() noexcept = default;
-  [[nodiscard]] micro_batch operator*() const noexcept { return whole_[at_]; }
-  iterator& operator++() noexcept {
-    ++at_;
-    return *this;
-  }
-  iterator operator++(int) noexcept {
-    iterator const before = *this;
-    ++at_;
-    return before;
-  }
-  friend bool operator==(iterator const& a, iterator const& b) noexcept { return a.at_ == b.at_; }
-
- private:
-  friend class micro_batches;
-  iterator(micro_batches const& whole, std::size_t at) noexcept : whole_(whole), at_(at) {}
-  inline static constexpr std::size_t nowhere = 0;
-  micro_batches whole_{nowhere, nowhere, nowhere};  // a copy: the range may be a temporary
-  std::size_t at_ = 0;
-};
-
-inline micro_batches::iterator micro_batches::begin() const noexcept {
-  return {*this, 0};
-}
-inline micro_batches::iterator micro_batches::end() const noexcept {
-  return {*this, parts_};
-}
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/partitioned_buffer.hpp
