@@ -3182,8 +3182,7 @@ template <class Front>
 class stopped_threads {
  public:
   stopped_threads(growth_lock const&, Front& front) noexcept : front_(front) { front_.keep_threads_out(); }
-  stopped_threads(stopped_threads const&) = delete;
-  stopped_threads& operator=(stopped_threads const&) = delete;
+  stopped_threads& operator=(stopped_threads&&) = delete;
   ~stopped_threads() { front_.let_threads_in(); }
 
  private:

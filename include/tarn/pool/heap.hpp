@@ -69,8 +69,7 @@ class heap {
     space_.keeps_handles_whole = by_pages && may_remap(options_);
     space_.joins_handles = !by_pages || options_.handles == handles_per_block::any;
   }
-  heap(heap const&) = delete;
-  heap& operator=(heap const&) = delete;
+  heap& operator=(heap&&) = delete;
 
   captured_streams captured;  ///< streams whose calls go to graph memories (graph/)
 

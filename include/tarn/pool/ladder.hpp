@@ -140,8 +140,7 @@ class ladder {
   class kept_domain {
    public:
     explicit kept_domain(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
-    kept_domain(kept_domain const&) = delete;
-    kept_domain& operator=(kept_domain const&) = delete;
+    kept_domain& operator=(kept_domain&&) = delete;
     ~kept_domain() { domain_.climbing = false; }
 
    private:

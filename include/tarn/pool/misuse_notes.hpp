@@ -76,8 +76,7 @@ class misuse_notes {
 class misuse_report {
  public:
   misuse_report(misuse_notes& notes, hot_mutex& mutex) noexcept : notes_(notes), mutex_(mutex) {}
-  misuse_report(misuse_report const&) = delete;
-  misuse_report& operator=(misuse_report const&) = delete;
+  misuse_report& operator=(misuse_report&&) = delete;
   ~misuse_report() { notes_.report_all(mutex_); }
 
  private:

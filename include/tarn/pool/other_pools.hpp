@@ -59,8 +59,7 @@ class other_pools {
     next_ = all_.latest;
     all_.latest = this;
   }
-  other_pools(other_pools const&) = delete;
-  other_pools& operator=(other_pools const&) = delete;
+  other_pools& operator=(other_pools&&) = delete;
   ~other_pools() { leave(); }
 
   /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those

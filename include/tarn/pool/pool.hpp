@@ -93,8 +93,7 @@ class pool {
       : heap_(std::move(upstream), options),
         others_(heap_.driver(), this, &drain_type::give_back_to_others, &drain_type::reserved_of,
                 place_in_list()) {}
-  pool(pool const&) = delete;
-  pool& operator=(pool const&) = delete;
+  pool& operator=(pool&&) = delete;
 
   /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver
   /// has unloaded. While a capture_scope is open on any thread, that work cannot be waited for: the

@@ -19,8 +19,7 @@ template <class Pool>
 class pool_drain {
  public:
   explicit pool_drain(Pool& pool) noexcept : pool_(pool), heap_(pool.heap_) {}
-  pool_drain(pool_drain const&) = delete;
-  pool_drain& operator=(pool_drain const&) = delete;
+  pool_drain& operator=(pool_drain&&) = delete;
 
   /// Returns to the heap the blocks in thread caches, and the deferred blocks whose uses are complete. If it
   /// may wait, those of which the host waits for the uses, and those in quarantine, too.

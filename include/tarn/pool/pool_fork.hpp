@@ -14,8 +14,7 @@ template <class Heap, class Front>
 class pool_fork {
  public:
   pool_fork(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {}
-  pool_fork(pool_fork const&) = delete;
-  pool_fork& operator=(pool_fork const&) = delete;
+  pool_fork& operator=(pool_fork&&) = delete;
 
  private:
   /// Keeps every thread out. The caller has taken the locks that were made before this pool's at_fork.

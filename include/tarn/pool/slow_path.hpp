@@ -33,8 +33,7 @@ class slow_path {
         deferred_(pool.deferred_),
         front_(pool.front_),
         graphs_(pool.graphs_) {}
-  slow_path(slow_path const&) = delete;
-  slow_path& operator=(slow_path const&) = delete;
+  slow_path& operator=(slow_path&&) = delete;
 
   TARN_NOINLINE void* allocate(stream_id id, stream_ref stream, std::size_t bytes, std::size_t alignment) {
     heap_.require_ready(id, bytes, alignment);

@@ -17,8 +17,7 @@ namespace TARN_NAMESPACE::detail {
 class address_index {
  public:
   address_index() noexcept = default;
-  address_index(address_index const&) = delete;
-  address_index& operator=(address_index const&) = delete;
+  address_index& operator=(address_index&&) = delete;
   ~address_index() { close(); }
 
   /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only

@@ -16,8 +16,7 @@ namespace TARN_NAMESPACE::detail {
 class hot_lock {
  public:
   TARN_ALWAYS_INLINE explicit hot_lock(hot_mutex& mutex) noexcept : mutex_(mutex) { acquire(); }
-  hot_lock(hot_lock const&) = delete;
-  hot_lock& operator=(hot_lock const&) = delete;
+  hot_lock& operator=(hot_lock&&) = delete;
   TARN_ALWAYS_INLINE ~hot_lock() { mutex_.unlock(); }
 
   [[nodiscard]] auto const& hold() const noexcept { return mutex_.hold(); }
@@ -58,8 +57,7 @@ class [[nodiscard]] unlocked {
       : lock_(*hot.held_) {
     lock_.release(where);
   }
-  unlocked(unlocked const&) = delete;
-  unlocked& operator=(unlocked const&) = delete;
+  unlocked& operator=(unlocked&&) = delete;
   ~unlocked() { lock_.acquire(); }
 
  private:

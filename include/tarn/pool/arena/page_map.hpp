@@ -42,8 +42,7 @@ struct physical {
 class page_map {
  public:
   page_map() noexcept = default;
-  page_map(page_map const&) = delete;
-  page_map& operator=(page_map const&) = delete;
+  page_map& operator=(page_map&&) = delete;
   ~page_map() {
     (std::free)(table_);
     (std::free)(parts_);

@@ -51,8 +51,7 @@ class front {
       return static_cast<front*>(self)->retire(cache);
     };
   }
-  front(front const&) = delete;
-  front& operator=(front const&) = delete;
+  front& operator=(front&&) = delete;
 
   /// Makes threads that end from now on leave their caches in place. Called when the pool ends.
   void detach() noexcept {

@@ -112,8 +112,7 @@ struct stream_cache {
   magazine magazines[class_count];
 
   stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
-  stream_cache(stream_cache const&) = delete;
-  stream_cache& operator=(stream_cache const&) = delete;
+  stream_cache& operator=(stream_cache&&) = delete;
   ~stream_cache() {
     for (magazine& m : magazines) {
       if (m.blocks != nullptr) delete[] (m.blocks - 1);

@@ -204,8 +204,7 @@ class thread_exit {
   };
 
   thread_exit() noexcept = default;
-  thread_exit(thread_exit const&) = delete;
-  thread_exit& operator=(thread_exit const&) = delete;
+  thread_exit& operator=(thread_exit&&) = delete;
   ~thread_exit() {
     over = true;
     local_caches = {};

@@ -22,8 +22,7 @@ class deferred_for_graphs {
  public:
   /// @param pool  counts the blocks with the others that are deferred
   explicit deferred_for_graphs(Deferred& pool) noexcept : pool_(pool) {}
-  deferred_for_graphs(deferred_for_graphs const&) = delete;
-  deferred_for_graphs& operator=(deferred_for_graphs const&) = delete;
+  deferred_for_graphs& operator=(deferred_for_graphs&&) = delete;
 
   /// Defers a block until none of its users is left, and `by`, if a capture freed it. Returns false if there
   /// is none. Without host memory to record it, the block is deferred until the pool ends. So is one of an

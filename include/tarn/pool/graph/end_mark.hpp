@@ -15,8 +15,7 @@ template <stream_driver Driver>
 class end_mark {
  public:
   explicit end_mark(Driver const& driver) noexcept : driver_(driver) {}
-  end_mark(end_mark const&) = delete;
-  end_mark& operator=(end_mark const&) = delete;
+  end_mark& operator=(end_mark&&) = delete;
   ~end_mark() {
     if (event_ != nullptr) (void)driver_.destroy_event(event_);
   }

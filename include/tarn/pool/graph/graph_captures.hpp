@@ -42,8 +42,7 @@ class graph_captures {
   graph_captures(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {
     if (always()) front_.watch_all();
   }
-  graph_captures(graph_captures const&) = delete;
-  graph_captures& operator=(graph_captures const&) = delete;
+  graph_captures& operator=(graph_captures&&) = delete;
 
   /// Whether a call that is not warm must look for a capture.
   [[nodiscard]] bool any() const noexcept { return heap_.captured.any() || always(); }

@@ -53,8 +53,7 @@ class graph_memories {
 
   graph_memories(Heap& heap, Front& front, Deferred& deferred) noexcept
       : heap_(heap), deferred_(deferred), captures_(heap, front), blocks_(deferred), mark_(heap.driver()) {}
-  graph_memories(graph_memories const&) = delete;
-  graph_memories& operator=(graph_memories const&) = delete;
+  graph_memories& operator=(graph_memories&&) = delete;
   ~graph_memories() {
     if (heap_.is_lost()) mark_.abandon();
   }

@@ -20,8 +20,7 @@ class graph_owner_of final : public graph_owner {
  public:
   /// @throws std::bad_alloc: nothing has changed
   explicit graph_owner_of(Pool& whole) : whole_(whole), parts_(make(whole)) {}
-  graph_owner_of(graph_owner_of const&) = delete;
-  graph_owner_of& operator=(graph_owner_of const&) = delete;
+  graph_owner_of& operator=(graph_owner_of&&) = delete;
   ~graph_owner_of() override {
     growth_lock const growing = whole_.heap_.lock_growth();
     whole_.graphs_.end_owner(growing, whole_, parts_);

@@ -94,8 +94,7 @@ class block_table {
     explicit table(std::size_t buckets_wanted) : count(buckets_wanted), buckets(new bucket[buckets_wanted]) {
       for (std::size_t c = count; c != 1; c /= 2) --shift;
     }
-    table(table const&) = delete;
-    table& operator=(table const&) = delete;
+    table& operator=(table&&) = delete;
     ~table() { delete[] buckets; }
 
     std::size_t count;

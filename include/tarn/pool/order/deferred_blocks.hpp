@@ -26,8 +26,7 @@ class deferred_blocks {
   using driver_type = typename Heap::driver_type;
 
   explicit deferred_blocks(Heap& heap) : heap_(heap), uses_(heap.driver(), Heap::named) {}
-  deferred_blocks(deferred_blocks const&) = delete;
-  deferred_blocks& operator=(deferred_blocks const&) = delete;
+  deferred_blocks& operator=(deferred_blocks&&) = delete;
 
   /// See recorded_streams::record(). @throws std::bad_alloc, cuda_error: nothing has changed
   void record(void* p, stream_ref stream) { uses_.record(p, heap_.known(stream)); }

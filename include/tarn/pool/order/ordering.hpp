@@ -91,8 +91,7 @@ class ordering {
   class pass {
    public:
     explicit pass(ordering& order) noexcept : order_(order) { order_.pass_ = ++order_.passes_; }
-    pass(pass const&) = delete;
-    pass& operator=(pass const&) = delete;
+    pass& operator=(pass&&) = delete;
     ~pass() { order_.pass_ = 0; }
 
    private:

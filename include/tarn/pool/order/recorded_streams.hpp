@@ -43,8 +43,7 @@ class recorded_streams {
  public:
   /// @param named  what a default stream refers to that is named without an identity
   recorded_streams(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
-  recorded_streams(recorded_streams const&) = delete;
-  recorded_streams& operator=(recorded_streams const&) = delete;
+  recorded_streams& operator=(recorded_streams&&) = delete;
 
   [[nodiscard]] bool any() const noexcept { return recorded_count_.load(std::memory_order_relaxed) != 0; }
   /// Makes any() true for a graph memory or a block that graphs use (pool/graph/), so that a deallocation

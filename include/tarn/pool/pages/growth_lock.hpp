@@ -15,8 +15,7 @@ class growth_lock {
   explicit growth_lock(recursive_fork_mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
   /// After mutex.try_lock() has returned true.
   growth_lock(recursive_fork_mutex& mutex, std::adopt_lock_t) noexcept : mutex_(mutex) {}
-  growth_lock(growth_lock const&) = delete;
-  growth_lock& operator=(growth_lock const&) = delete;
+  growth_lock& operator=(growth_lock&&) = delete;
   ~growth_lock() { mutex_.unlock(); }
 
  private:

@@ -182,8 +182,7 @@ class page_growth {
   class moving {
    public:
     explicit moving(page_growth& growth) noexcept : growth_(growth) { growth_.is_moving_ = true; }
-    moving(moving const&) = delete;
-    moving& operator=(moving const&) = delete;
+    moving& operator=(moving&&) = delete;
     ~moving() { growth_.is_moving_ = false; }
 
    private:

@@ -38,8 +38,7 @@ class pool_growth {
         segments_(source_, counters, tool) {
     if constexpr (may_be_pages && !may_be_segments) require_pages(source_, layer_keeps_blocks);
   }
-  pool_growth(pool_growth const&) = delete;
-  pool_growth& operator=(pool_growth const&) = delete;
+  pool_growth& operator=(pool_growth&&) = delete;
 
   [[nodiscard]] Source& source() noexcept { return source_; }
   /// Whether the device has pages, or the source never had any.

@@ -24,8 +24,7 @@ template <class Driver>
 class host_copy {
  public:
   explicit host_copy(Driver const& driver) noexcept : driver_(driver) {}
-  host_copy(host_copy const&) = delete;
-  host_copy& operator=(host_copy const&) = delete;
+  host_copy& operator=(host_copy&&) = delete;
   ~host_copy() { close(); }
 
   /// Begins an empty copy of `bytes`, in the memory of the last one. save() allocates more as it needs it.

@@ -24,8 +24,7 @@ template <class Pool>
 class pool_sleep {
  public:
   explicit pool_sleep(Pool& pool) noexcept : pool_(pool), heap_(pool.heap_) {}
-  pool_sleep(pool_sleep const&) = delete;
-  pool_sleep& operator=(pool_sleep const&) = delete;
+  pool_sleep& operator=(pool_sleep&&) = delete;
 
   std::size_t sleep(contents where) {
     require_no_growth("sleep");

@@ -68,8 +68,7 @@ template <describing_driver Driver>
 class description {
  public:
   explicit description(Driver const& driver) : driver_(driver) {}
-  description(description const&) = delete;
-  description& operator=(description const&) = delete;
+  description& operator=(description&&) = delete;
 
   [[nodiscard]] bool active() const noexcept {
     return state_.load(std::memory_order_acquire) == state::active;
@@ -310,8 +309,7 @@ class room_to_describe {
       if (made_) description_.make_room();
     }
   }
-  room_to_describe(room_to_describe const&) = delete;
-  room_to_describe& operator=(room_to_describe const&) = delete;
+  room_to_describe& operator=(room_to_describe&&) = delete;
   ~room_to_describe() {
     if constexpr (describes) {
       if (made_) description_.give_up_room();
