@@ -3010,17 +3010,15 @@ class [[nodiscard]] reservation {
 
   /// For reserve(): the bytes were taken from the limit.
   reservation(Memory const& memory, std::size_t bytes) : resource_(std::in_place, memory, bytes) {}
-  reservation(reservation&& other) noexcept
-      : resource_(std::move(other.resource_)), is_live_(std::exchange(other.is_live_, false)) {}
+  reservation(reservation&&) noexcept = default;
   /// Ends this reservation, and takes over the other.
-  reservation& operator=(reservation&& other) noexcept {
-    if (this == &other) return *this;
-    end();
-    resource_ = std::move(other.resource_);
-    is_live_ = std::exchange(other.is_live_, false);
+  reservation& operator=(reservation other) noexcept {
+    std::swap(resource_, other.resource_);
     return *this;
   }
-  ~reservation() { end(); }
+  ~reservation() {
+    if (resource_) resource_->end();
+  }
 
   // A reservation that was moved from has no bytes and no resource.
 
@@ -3028,24 +3026,19 @@ class [[nodiscard]] reservation {
   /// Once the reservation has ended, it refuses to allocate.
   [[nodiscard]] resource_type const& resource() const noexcept { return resource_; }
   /// Returns how much of the limit is reserved, bytes.
-  [[nodiscard]] std::size_t bytes() const noexcept { return is_live_ ? resource_->limit() : 0; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return resource_ ? resource_->limit() : 0; }
   /// Returns how much of it is in blocks, bytes.
-  [[nodiscard]] std::size_t used() const noexcept { return is_live_ ? resource_->used() : 0; }
+  [[nodiscard]] std::size_t used() const noexcept { return resource_ ? resource_->used() : 0; }
   /// Returns the largest used() so far, bytes: what such a task needs to reserve.
-  [[nodiscard]] std::size_t peak() const noexcept { return is_live_ ? resource_->peak() : 0; }
+  [[nodiscard]] std::size_t peak() const noexcept { return resource_ ? resource_->peak() : 0; }
   /// Gives unused bytes back, all but `keep`, when a task is past its peak; returns how many.
   // NOLINTNEXTLINE(modernize-use-nodiscard): may be ignored
   std::size_t release_unused(std::size_t keep = 0) noexcept {
-    return is_live_ ? resource_->release_unused(keep) : 0;
+    return resource_ ? resource_->release_unused(keep) : 0;
   }
 
  private:
-  void end() noexcept {
-    if (is_live_) resource_->end();
-  }
-
   resource_type resource_;
-  bool is_live_ = true;
 };
 
 /// Reserves bytes of a limit for a task, so that it starts only when its peak fits beside those of the
