@@ -207,8 +207,7 @@ void each_part(Identity& id, F const& f) {
   process_identity const own = this_process_identity();
   if (id.started == 0 || own.started == 0 || id.machine != own.machine || id.pid_space != own.pid_space)
     return false;
-  message<64> path;
-  path.add("/proc/").add_number(id.pid).add("/stat");
+  message<64> const path("/proc/", id.pid, "/stat");
   process_status const found = status_of_process(path.c_str());
   if (found.pid == id.pid) return found.is_dead || found.started != id.started;
   // The file may be unreadable: other users' are, where /proc is mounted so.
@@ -973,8 +972,7 @@ class unix_socket {
       throw sharing_error(sharing_failure::peer_closed, "the other process closed the socket, or ended",
                           error);
     }
-    message<96> text;
-    text.add(call).add(" failed; pass a connected Unix socket of type SOCK_STREAM");
+    message<96> const text(call, " failed; pass a connected Unix socket of type SOCK_STREAM");
     throw sharing_error(sharing_failure::system, text.view(), error);
   }
 

@@ -551,8 +551,7 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 [[nodiscard]] inline std::size_t batch_capacity(batch_options const& options, std::size_t element_bytes) {
   if (options.depth == 0) throw bad_batch("batch_options::depth is 0; use 1 or more, 2 to overlap");
   if (options.batch_bytes < element_bytes || options.batch_bytes > max_request_bytes) {
-    message<160> text;
-    text.add("batch_options::batch_bytes is ").add_number(std::uint64_t{options.batch_bytes});
+    message<160> text("batch_options::batch_bytes is ", options.batch_bytes);
     if (options.batch_bytes < element_bytes) {
       text.add("; it must hold at least one element, ").add_number(std::uint64_t{element_bytes}).add(" B");
     } else {
@@ -1346,9 +1345,8 @@ namespace TARN_NAMESPACE {
 namespace detail {
 
 [[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to, source_location where) {
-  message<200> text;
-  text.add("elements of device ").add_number(from.value).add(" cannot be converted into a buffer of device ");
-  text.add_number(to.value).add("; call convert() on one device and copy_from() between the devices");
+  message<200> const text("elements of device ", from.value, " cannot be converted into a buffer of device ",
+                          to.value, "; call convert() on one device and copy_from() between the devices");
   throw at(where, misuse(misuse_kind::wrong_device, p, text.view()));
 }
 
@@ -2396,8 +2394,7 @@ class partition {
     return step > count / multiple_of ? count : step * multiple_of;
   }
   [[noreturn]] static void refuse(char const* why, source_location where) {
-    message<128> text;
-    throw detail::at(where, bad_partition(text.add("tarn: invalid partition: ").add(why).view()));
+    throw detail::at(where, bad_partition(message<128>("tarn: invalid partition: ", why).view()));
   }
 
   std::vector<std::size_t> first_;
@@ -2418,10 +2415,9 @@ namespace detail {
 inline void require_elements(char const* whose, std::size_t first, std::size_t count, std::size_t size,
                              source_location where) {
   if (first <= size && count <= size - first) return;
-  message<160> text;
-  text.add("tarn: peer_copy of ").add_number(std::uint64_t{count}).add(" elements, starting at element ");
-  text.add_number(std::uint64_t{first}).add(" of the ").add(whose).add(", which has ");
-  throw at(where, length_error(text.add_number(std::uint64_t{size}).view()));
+  message<160> const text("tarn: peer_copy of ", count, " elements, starting at element ", first, " of the ",
+                          whose, ", which has ", size);
+  throw at(where, length_error(text.view()));
 }
 
 }  // namespace detail
@@ -2583,9 +2579,8 @@ class per_device {
   };
 
   [[noreturn]] static void refuse_recursion(device_id device) {
-    message<160> text;
-    text.add("per_device is creating the pool of device ").add_number(device.value);
-    text.add(", and its creation requested the same pool; create it from a source");
+    message<160> const text("per_device is creating the pool of device ", device.value,
+                            ", and its creation requested the same pool; create it from a source");
     throw misuse(misuse_kind::recursion, nullptr, text.view());
   }
   [[noreturn]] static void refuse(device_id device) {
@@ -2593,11 +2588,8 @@ class per_device {
                      source_location{});
   }
   [[noreturn]] static void refuse(device_id asked, device_id made) {
-    message<160> text;
-    text.add("per_device requested a pool of device ")
-        .add_number(asked.value)
-        .add(" and received one of device ");
-    text.add_number(made.value).add("; pass the device to the source");
+    message<160> const text("per_device requested a pool of device ", asked.value,
+                            " and received one of device ", made.value, "; pass the device to the source");
     throw misuse(misuse_kind::wrong_device, nullptr, text.view());
   }
 
@@ -2654,9 +2646,8 @@ class partitioned_buffer {
                      attribution call = attribution::current())
       : layout_(std::move(parts)) {
     if (memories.size() != layout_.parts()) {
-      message<160> text;
-      text.add("tarn: ").add_number(std::uint64_t{layout_.parts()}).add(" parts and ");
-      text.add_number(std::uint64_t{memories.size()}).add(" memories; pass one memory per part");
+      message<160> const text("tarn: ", layout_.parts(), " parts and ", memories.size(),
+                              " memories; pass one memory per part");
       throw detail::at(call.where, bad_partition(text.view()));
     }
     parts_.reserve(memories.size());
@@ -2813,13 +2804,8 @@ class partitioned_buffer {
   }
   void require_size(char const* what, std::size_t count, source_location where) const {
     if (count == size()) return;
-    message<160> text;
-    text.add("tarn: ")
-        .add(what)
-        .add(" of ")
-        .add_number(std::uint64_t{count})
-        .add(" elements does not match a buffer of ");
-    throw detail::at(where, length_error(text.add_number(std::uint64_t{size()}).view()));
+    message<160> const text("tarn: ", what, " of ", count, " elements does not match a buffer of ", size());
+    throw detail::at(where, length_error(text.view()));
   }
 
   partition layout_;

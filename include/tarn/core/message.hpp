@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 #include "tarn/core/printable.hpp"
 
@@ -65,6 +66,14 @@ constexpr std::size_t append_bytes(char* to, std::size_t size, std::size_t capac
 template <std::size_t Capacity>
 class message {
  public:
+  constexpr message() noexcept = default;
+  /// Adds texts, numbers, and addresses in hexadecimal.
+  template <class... Parts>
+    requires(sizeof...(Parts) != 0)
+  constexpr explicit message(Parts... parts) noexcept {
+    (put(parts), ...);
+  }
+
   constexpr message& add(std::string_view text) noexcept {
     size_ = detail::append(text_, size_, Capacity, text.data(), text.size());
     return *this;
@@ -104,6 +113,19 @@ class message {
   [[nodiscard]] constexpr std::string_view view() const noexcept { return {text_, size_}; }
 
  private:
+  template <class Part>
+  constexpr void put(Part part) noexcept {
+    if constexpr (std::is_convertible_v<Part, std::string_view>) {
+      add(part);
+    } else if constexpr (std::is_pointer_v<Part>) {
+      add_hex(reinterpret_cast<std::uintptr_t>(part));
+    } else if constexpr (std::is_same_v<Part, int>) {
+      add_number(part);
+    } else {
+      add_number(std::uint64_t{part});
+    }
+  }
+
   char text_[Capacity]{};
   std::size_t size_ = 0;
 };

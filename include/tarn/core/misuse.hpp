@@ -50,9 +50,8 @@ inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept 
 
 /// Refuses a pointer where a call needs one that allocate() returned.
 [[noreturn]] inline void refuse_pointer(void const* p, char const* call) {
-  message<256> text;
-  text.add(call).add(" of ").add_hex(reinterpret_cast<std::uintptr_t>(p));
-  text.add(": no live block starts there; pass the pointer that allocate() returned");
+  message<256> const text(call, " of ", p,
+                          ": no live block starts there; pass the pointer that allocate() returned");
   throw misuse(misuse_kind::foreign_pointer, p, text.view());
 }
 }  // namespace detail

@@ -41,8 +41,8 @@ class scope_chain {
       inner->outer_ = scope.outer_;
       return inner;
     }
-    message<160> text;
-    text.add(what).add(" ended on a thread that did not begin it; end it on the thread that began it");
+    message<160> const text(what,
+                            " ended on a thread that did not begin it; end it on the thread that began it");
     report_misuse(misuse(misuse_kind::wrong_thread, &scope, text.view()));
     return nullptr;
   }

@@ -197,12 +197,7 @@ inline void add_event(history_text& text, block_event const& e) noexcept {
 /// The event and the recorded history of a block.
 [[nodiscard]] inline history_text history_of(block_record const& b, std::string_view what,
                                              std::uint64_t number) noexcept {
-  history_text text;
-  text.add("block ")
-      .add_hex(reinterpret_cast<std::uintptr_t>(b.p))
-      .add(" of ")
-      .add_number(std::uint64_t{b.bytes});
-  text.add(" bytes ").add(what).add_number(number).add("; allocated: ");
+  history_text text("block ", b.p, " of ", b.bytes, " bytes ", what, number, "; allocated: ");
   add_event(text, b.allocated);
   if (b.freed.call != 0) {
     text.add("; freed: ");

@@ -414,9 +414,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         auto const offset = static_cast<std::uint64_t>(static_cast<char*>(p) - static_cast<char*>(around.p));
         text = detail::history_of(around, "freed by a pointer that is not its start, at offset ", offset);
       } else {
-        text.add("pointer ")
-            .add_hex(reinterpret_cast<std::uintptr_t>(p))
-            .add(" was freed but not allocated by this resource");
+        text = detail::history_text("pointer ", p, " was freed but not allocated by this resource");
       }
     } else if (b.state != detail::block_state::live) {
       kind = misuse_kind::double_free;

@@ -224,8 +224,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       report(misuse_kind::overrun, found.p, "was written past its end, at offset ", found.after);
   }
   static void report(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
-    message<256> text;
-    text.add("block ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(" ").add(what);
+    message<256> text("block ", p, " ", what);
     if (number != 0) text.add_number(number);
     report_misuse(misuse(kind, p, text.view()));
   }

@@ -61,14 +61,10 @@ class nvtx_ranged_layer : public resource_adaptor<nvtx_ranged_layer<Upstream>, U
 
  private:
   [[nodiscard]] static message<64> named(char const* name) noexcept {
-    message<64> out;
-    out.add(name != nullptr ? name : nvtx_ranged{}.name);
-    return out;
+    return message<64>(name != nullptr ? name : nvtx_ranged{}.name);
   }
   [[nodiscard]] static nvtx_text text(char const* name, char const* what) noexcept {
-    message<96> out;
-    out.add(named(name).view()).add(what);
-    return nvtx_text(out.c_str());
+    return nvtx_text(message<96>(named(name).view(), what).c_str());
   }
 
   nvtx_text allocate_;

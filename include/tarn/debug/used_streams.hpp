@@ -45,9 +45,9 @@ class used_streams {
     }
     for (std::size_t i = 0; i < count; ++i) {
       if (life_of(driver, streams[i]) != stream_life::alive || is_finished(driver, streams[i])) continue;
-      message<256> text;
-      text.add(call).add("() was called while stream ").add_number(streams[i].id());
-      text.add(", which used blocks of this resource, has unfinished work; synchronise it first");
+      message<256> const text(
+          call, "() was called while stream ", streams[i].id(),
+          ", which used blocks of this resource, has unfinished work; synchronise it first");
       report_misuse(misuse(misuse_kind::in_use, nullptr, text.view()));
     }
   }

@@ -127,12 +127,9 @@ template <stream_driver Driver>
 /// The error for memory that the device of a stream cannot use.
 template <stream_driver Driver>
 [[nodiscard]] misuse unusable_from(stream_ref stream, Driver const& driver) noexcept {
-  message<256> text;
-  text.add("the stream is of device ")
-      .add_number(find_device(driver, stream).value)
-      .add(", which cannot use this memory of device ");
-  text.add_number(driver.device().value);
-  text.add("; allocate on a stream of that device, or add accessible_from to its pages");
+  message<256> const text("the stream is of device ", find_device(driver, stream).value,
+                          ", which cannot use this memory of device ", driver.device().value,
+                          "; allocate on a stream of that device, or add accessible_from to its pages");
   return {misuse_kind::wrong_device, nullptr, text.view()};
 }
 /// Orders later work on `later` behind earlier work on `earlier`, on the device. Both streams must exist.

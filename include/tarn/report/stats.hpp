@@ -144,9 +144,9 @@ template <class Resource>
 [[nodiscard]] std::size_t memory_allocated(Resource memory) {
   std::int64_t const bytes = detail::statistics_of(memory).allocated_bytes[0].current;
   if (bytes < 0) [[unlikely]] {
-    message<160> text;
-    text.add("memory_allocated: ").add_number(static_cast<std::uint64_t>(-bytes));
-    text.add(" more bytes were freed than allocated; add | tarn::checked{} to find the double free");
+    message<160> const text(
+        "memory_allocated: ", static_cast<std::uint64_t>(-bytes),
+        " more bytes were freed than allocated; add | tarn::checked{} to find the double free");
     report_misuse(misuse(misuse_kind::double_free, nullptr, text.view()));
     return 0;
   }

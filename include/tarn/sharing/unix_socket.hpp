@@ -144,8 +144,7 @@ class unix_socket {
       throw sharing_error(sharing_failure::peer_closed, "the other process closed the socket, or ended",
                           error);
     }
-    message<96> text;
-    text.add(call).add(" failed; pass a connected Unix socket of type SOCK_STREAM");
+    message<96> const text(call, " failed; pass a connected Unix socket of type SOCK_STREAM");
     throw sharing_error(sharing_failure::system, text.view(), error);
   }
 

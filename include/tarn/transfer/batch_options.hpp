@@ -85,8 +85,7 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 [[nodiscard]] inline std::size_t batch_capacity(batch_options const& options, std::size_t element_bytes) {
   if (options.depth == 0) throw bad_batch("batch_options::depth is 0; use 1 or more, 2 to overlap");
   if (options.batch_bytes < element_bytes || options.batch_bytes > max_request_bytes) {
-    message<160> text;
-    text.add("batch_options::batch_bytes is ").add_number(std::uint64_t{options.batch_bytes});
+    message<160> text("batch_options::batch_bytes is ", options.batch_bytes);
     if (options.batch_bytes < element_bytes) {
       text.add("; it must hold at least one element, ").add_number(std::uint64_t{element_bytes}).add(" B");
     } else {

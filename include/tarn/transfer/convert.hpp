@@ -25,9 +25,8 @@ namespace TARN_NAMESPACE {
 namespace detail {
 
 [[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to, source_location where) {
-  message<200> text;
-  text.add("elements of device ").add_number(from.value).add(" cannot be converted into a buffer of device ");
-  text.add_number(to.value).add("; call convert() on one device and copy_from() between the devices");
+  message<200> const text("elements of device ", from.value, " cannot be converted into a buffer of device ",
+                          to.value, "; call convert() on one device and copy_from() between the devices");
   throw at(where, misuse(misuse_kind::wrong_device, p, text.view()));
 }
 

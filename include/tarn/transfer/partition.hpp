@@ -100,8 +100,7 @@ class partition {
     return step > count / multiple_of ? count : step * multiple_of;
   }
   [[noreturn]] static void refuse(char const* why, source_location where) {
-    message<128> text;
-    throw detail::at(where, bad_partition(text.add("tarn: invalid partition: ").add(why).view()));
+    throw detail::at(where, bad_partition(message<128>("tarn: invalid partition: ", why).view()));
   }
 
   std::vector<std::size_t> first_;

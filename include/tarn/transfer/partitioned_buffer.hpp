@@ -61,9 +61,8 @@ class partitioned_buffer {
                      attribution call = attribution::current())
       : layout_(std::move(parts)) {
     if (memories.size() != layout_.parts()) {
-      message<160> text;
-      text.add("tarn: ").add_number(std::uint64_t{layout_.parts()}).add(" parts and ");
-      text.add_number(std::uint64_t{memories.size()}).add(" memories; pass one memory per part");
+      message<160> const text("tarn: ", layout_.parts(), " parts and ", memories.size(),
+                              " memories; pass one memory per part");
       throw detail::at(call.where, bad_partition(text.view()));
     }
     parts_.reserve(memories.size());
@@ -220,13 +219,8 @@ class partitioned_buffer {
   }
   void require_size(char const* what, std::size_t count, source_location where) const {
     if (count == size()) return;
-    message<160> text;
-    text.add("tarn: ")
-        .add(what)
-        .add(" of ")
-        .add_number(std::uint64_t{count})
-        .add(" elements does not match a buffer of ");
-    throw detail::at(where, length_error(text.add_number(std::uint64_t{size()}).view()));
+    message<160> const text("tarn: ", what, " of ", count, " elements does not match a buffer of ", size());
+    throw detail::at(where, length_error(text.view()));
   }
 
   partition layout_;

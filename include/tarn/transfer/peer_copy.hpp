@@ -17,10 +17,9 @@ namespace detail {
 inline void require_elements(char const* whose, std::size_t first, std::size_t count, std::size_t size,
                              source_location where) {
   if (first <= size && count <= size - first) return;
-  message<160> text;
-  text.add("tarn: peer_copy of ").add_number(std::uint64_t{count}).add(" elements, starting at element ");
-  text.add_number(std::uint64_t{first}).add(" of the ").add(whose).add(", which has ");
-  throw at(where, length_error(text.add_number(std::uint64_t{size}).view()));
+  message<160> const text("tarn: peer_copy of ", count, " elements, starting at element ", first, " of the ",
+                          whose, ", which has ", size);
+  throw at(where, length_error(text.view()));
 }
 
 }  // namespace detail

@@ -123,9 +123,8 @@ class per_device {
   };
 
   [[noreturn]] static void refuse_recursion(device_id device) {
-    message<160> text;
-    text.add("per_device is creating the pool of device ").add_number(device.value);
-    text.add(", and its creation requested the same pool; create it from a source");
+    message<160> const text("per_device is creating the pool of device ", device.value,
+                            ", and its creation requested the same pool; create it from a source");
     throw misuse(misuse_kind::recursion, nullptr, text.view());
   }
   [[noreturn]] static void refuse(device_id device) {
@@ -133,11 +132,8 @@ class per_device {
                      source_location{});
   }
   [[noreturn]] static void refuse(device_id asked, device_id made) {
-    message<160> text;
-    text.add("per_device requested a pool of device ")
-        .add_number(asked.value)
-        .add(" and received one of device ");
-    text.add_number(made.value).add("; pass the device to the source");
+    message<160> const text("per_device requested a pool of device ", asked.value,
+                            " and received one of device ", made.value, "; pass the device to the source");
     throw misuse(misuse_kind::wrong_device, nullptr, text.view());
   }
 

@@ -98,14 +98,9 @@ class sim_memory_tool {
       if (at < heap->first) at = heap->first;
       auto const region = first_in(regions_, at, 1);
       if (region == regions_.end()) {
-        message<160> text;
-        text.add("invalid ")
-            .add(what)
-            .add(" at ")
-            .add_hex(at)
-            .add(": no allocated block contains this byte; ");
-        text.add_number(std::uint64_t{at - address(p)}).add(" bytes into an access of ");
-        text.add_number(std::uint64_t{bytes}).add(" bytes");
+        message<160> const text("invalid ", what, " at ", reinterpret_cast<void*>(at),
+                                ": no allocated block contains this byte; ", at - address(p),
+                                " bytes into an access of ", bytes, " bytes");
         findings_.emplace_back(text.view());
         return;
       }
@@ -138,8 +133,7 @@ class sim_memory_tool {
     return it != all.end() && it->first < begin + bytes ? it : all.end();
   }
   void wrong_notification(char const* what, std::uintptr_t at) {
-    message<96> text;
-    text.add("wrong notification: ").add(what).add(" at ").add_hex(at);
+    message<96> const text("wrong notification: ", what, " at ", reinterpret_cast<void*>(at));
     findings_.emplace_back(text.view());
   }
 
