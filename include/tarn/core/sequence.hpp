@@ -90,7 +90,7 @@ class sequence {
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
 
  private:
-  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): T may be a pointer
   static constexpr std::size_t element_bytes = sizeof(T);
   /// Doubling the bytes must not overflow.
   static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;

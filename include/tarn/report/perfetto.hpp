@@ -82,16 +82,17 @@ class perfetto_writer {
         if (b.use == block_use::live) add_live(blocks_[b.address] = block_of(b), 1);
       }
     }
-    for (auto e = snapshot_.events.rbegin(); e != snapshot_.events.rend(); ++e) {
-      auto const bytes = static_cast<std::int64_t>(e->bytes);
-      if (e->kind == snapshot_event_kind::reserve) reserved_ -= bytes;
-      if (e->kind == snapshot_event_kind::release) reserved_ += bytes;
-      auto const found = blocks_.find(e->address);
-      if (e->kind == snapshot_event_kind::allocate && found != blocks_.end()) {
+    for (std::size_t i = snapshot_.events.size(); i-- > 0;) {
+      snapshot_event const& e = snapshot_.events[i];
+      auto const bytes = static_cast<std::int64_t>(e.bytes);
+      if (e.kind == snapshot_event_kind::reserve) reserved_ -= bytes;
+      if (e.kind == snapshot_event_kind::release) reserved_ += bytes;
+      auto const found = blocks_.find(e.address);
+      if (e.kind == snapshot_event_kind::allocate && found != blocks_.end()) {
         add_live(found->second, -1);
         blocks_.erase(found);
-      } else if (e->kind == snapshot_event_kind::free && found == blocks_.end()) {
-        add_live(blocks_[e->address] = block_of(*e), 1);
+      } else if (e.kind == snapshot_event_kind::free && found == blocks_.end()) {
+        add_live(blocks_[e.address] = block_of(e), 1);
       }
     }
     for (auto& [address, b] : blocks_) b.number = ++numbers_;
