@@ -2775,8 +2775,8 @@ PLANTED = {
         Mutant(
             "two streams of a capture share what they freed",
             "pool/graph/graph_captures.hpp",
-            "of.kept_as = capture_stream_id(last_identity_ + 1);",
-            "of.kept_as = capture_stream_id(of.capture);",
+            "of.captured_as = capture_stream_id(last_identity_ + 1);",
+            "of.captured_as = capture_stream_id(of.capture);",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(

@@ -71,7 +71,7 @@ TEST_CASE("the stream of a capture may reuse the part of its owner's captures al
   owner.plain = 4;
   detail::captured_stream at;
   CHECK_FALSE((at.is_captured() || at.may_reuse(0) || at.may_reuse(3)));
-  at.kept_as = detail::capture_stream_id(1);
+  at.captured_as = detail::capture_stream_id(1);
   at.owner = &owner;
   CHECK((at.is_captured() && at.may_reuse(3)));
   CHECK_FALSE((at.may_reuse(0) || at.may_reuse(4)));

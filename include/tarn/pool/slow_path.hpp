@@ -50,10 +50,10 @@ class slow_path {
   /// Serves a request of a capture.
   void* allocate_captured(captured_stream const& at, std::size_t bytes, std::size_t alignment) {
     void* p = nullptr;
-    if (alignment <= default_alignment) p = front_.take_watched(at.kept_as, lazy_block_size{bytes});
+    if (alignment <= default_alignment) p = front_.take_watched(at.captured_as, lazy_block_size{bytes});
     if (p == nullptr) {
       try {
-        p = allocate_in(at.owner->captured, at.kept_as, stream_ref::from(nullptr, at.kept_as), bytes,
+        p = allocate_in(at.owner->captured, at.captured_as, stream_ref::from(nullptr, at.captured_as), bytes,
                         alignment);
       } catch (out_of_memory& refused) {
         memory_report report = refused.report();

@@ -49,7 +49,7 @@ class graph_captures {
   /// Whether a deallocation must look for one.
   [[nodiscard]] bool watches_frees() const noexcept { return heap_.captured.any() || looks_outside_scopes(); }
 
-  /// The capture of an allocation; `kept_as` is 0 if its stream is not captured.
+  /// The capture of an allocation; `captured_as` is 0 if its stream is not captured.
   /// @throws cuda_error  it is captured, and it is not known by which capture
   [[nodiscard]] captured_stream of_allocation(stream_id id, stream_ref stream) {
     if (captured_stream const at = of_this_thread(id); at.is_captured()) return at;
@@ -66,7 +66,7 @@ class graph_captures {
     if (at.is_captured() || then == if_unknown::not_captured) return at;
     if (!looks_outside_scopes() && !may_have_joined()) return at;
     if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
-    at.kept_as = capture_stream_id(0);
+    at.captured_as = capture_stream_id(0);
     at.is_guess = true;
     std::lock_guard const guard(mutex_);
     if (scope const* const guessed = guess(); guessed != nullptr) at.owner = guessed->owner;
@@ -110,14 +110,14 @@ class graph_captures {
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   [[nodiscard]] capture_number begin(graph_parts& owner, stream_ref stream) {
     capture_number const made = add_scope(owner);
-    stream_id kept_as = 0;
+    stream_id captured_as = 0;
     try {
-      kept_as = add_stream(stream, {0, made, &owner});
+      captured_as = add_stream(stream, {0, made, &owner});
     } catch (...) {
       (void)remove_scope(made);
       throw;
     }
-    front_.set_capture(stream.id(), kept_as, &owner);
+    front_.set_capture(stream.id(), captured_as, &owner);
     capture_gate::begin_capture();
     return made;
   }
@@ -129,10 +129,10 @@ class graph_captures {
     if (at.owner != &owner) refuse("capture_scope::join (this stream is part of another owner's capture)");
   }
   void end(graph_parts& owner, capture_number number) noexcept {
-    for (stream_id kept_as = 0; (kept_as = take_stream(number)) != 0;) {
-      front_.end_capture(kept_as);
-      front_.drop_stream(kept_as);
-      end_order(kept_as, owner.captured);
+    for (stream_id captured_as = 0; (captured_as = take_stream(number)) != 0;) {
+      front_.end_capture(captured_as);
+      front_.drop_stream(captured_as);
+      end_order(captured_as, owner.captured);
     }
     capture_gate::end_capture(remove_scope(number));
   }
@@ -157,13 +157,13 @@ class graph_captures {
     captured_stream at;
     if (id == stream_ref::unknown_id) return at;
     auto const noted = front_.capture_of(id);
-    at.kept_as = noted.captured_as;
+    at.captured_as = noted.captured_as;
     at.owner = static_cast<graph_parts*>(noted.owner);
     at.stream = id;
     return at;
   }
-  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's
-  /// record.
+  /// The capture that a stream is known to be part of; `captured_as` is 0 if none. Its scope keeps the
+  /// owner's record.
   [[nodiscard]] captured_stream known(stream_id id) const noexcept {
     if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
     std::lock_guard const guard(mutex_);
@@ -261,11 +261,11 @@ class graph_captures {
       if (place == captured_streams::most) {
         place = heap_.captured.free_place();
         if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
-        of.kept_as = capture_stream_id(last_identity_ + 1);
+        of.captured_as = capture_stream_id(last_identity_ + 1);
         of.stream = id;
         {
           hot_lock const held = heap_.lock_hot();
-          (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
+          (void)heap_.space(held).streams.get(of.captured_as, stream_ref::from(nullptr, of.captured_as),
                                               of.owner->captured);
         }
         ++last_identity_;
@@ -275,10 +275,10 @@ class graph_captures {
       } else if (streams_[place].capture != of.capture) {
         refuse("capture_scope (this stream is already part of an open one)");
       }
-      of.kept_as = streams_[place].kept_as;
+      of.captured_as = streams_[place].captured_as;
     }
     front_.drop_stream(id);  // also if another thread has added the stream, and not dropped it yet
-    return of.kept_as;
+    return of.captured_as;
   }
   /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
   stream_id take_stream(capture_number number) noexcept {
@@ -287,23 +287,23 @@ class graph_captures {
       if (streams_[i].capture != number) continue;
       heap_.captured.clear(i);
       captured_handles::remove(streams_[i].stream);
-      return std::exchange(streams_[i], {}).kept_as;
+      return std::exchange(streams_[i], {}).captured_as;
     }
     return 0;
   }
   /// Ends the order of a stream in its capture. While another thread grows, which may keep the place of its
   /// domain, a sweep forgets it later.
-  void end_order(stream_id kept_as, part_ref part) noexcept {
+  void end_order(stream_id captured_as, part_ref part) noexcept {
     bool const may_forget = heap_.try_lock_growth();
     {
       hot_lock const held = heap_.lock_hot();
-      end_captured_stream(heap_.space(held), kept_as, part);
+      end_captured_stream(heap_.space(held), captured_as, part);
     }
     if (!may_forget) return;
     growth_lock const growing = heap_.adopt_growth_lock();
     hot_lock const held = heap_.lock_hot();
     arena& space = heap_.space(held);
-    if (domain_ref const d = space.streams.find(kept_as, part); d != neutral)
+    if (domain_ref const d = space.streams.find(captured_as, part); d != neutral)
       retire_stream(growing, space, d);
   }
 

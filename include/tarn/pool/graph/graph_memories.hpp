@@ -94,7 +94,7 @@ class graph_memories {
     bool const is_others = at.is_captured() && !at.may_reuse(part);
     if (blocks_.defer(freed, is_others, at.owner)) return fate::deferred;
     if (part == common) return fate::ordinary;
-    as = at.kept_as;
+    as = at.captured_as;
     return at.is_captured() ? fate::reused : fate::returned;
   }
 

@@ -54,13 +54,13 @@ class captured_streams {
 
 /// A stream of an open capture, and the identity under which it uses the part of its owner's captures.
 struct captured_stream {
-  stream_id kept_as = 0;  ///< 0: not captured
+  stream_id captured_as = 0;  ///< 0: not captured
   capture_number capture = 0;
   graph_parts* owner = nullptr;  ///< null: of an unknown capture
   stream_id stream = 0;          ///< its own identity
-  bool is_guess = false;         ///< the stream was not announced: `kept_as` orders nothing
+  bool is_guess = false;         ///< the stream was not announced: `captured_as` orders nothing
 
-  [[nodiscard]] bool is_captured() const noexcept { return kept_as != 0; }
+  [[nodiscard]] bool is_captured() const noexcept { return captured_as != 0; }
   /// Whether a part is that of the capture, which may reuse its memory in the order of the stream.
   [[nodiscard]] bool may_reuse(part_ref part) const noexcept {
     return owner != nullptr && !is_guess && owner->captured == part;

@@ -145,8 +145,8 @@ void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& orde
 /// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the
 /// memory, since it is never replayed together with this one. Needs no growth lock: the domain stays, to be
 /// forgotten.
-inline void end_captured_stream(arena& space, stream_id kept_as, part_ref part) noexcept {
-  domain_ref const d = space.streams.find(kept_as, part);
+inline void end_captured_stream(arena& space, stream_id captured_as, part_ref part) noexcept {
+  domain_ref const d = space.streams.find(captured_as, part);
   if (d == neutral) return;
   stream_domain& domain = space.streams[d];
   domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
