@@ -233,7 +233,7 @@ class sited_driver_of {
 };
 
 using sited_driver = sited_driver_of<marking::streams>;
-static_assert(page_driver<sited_driver> && block_driver<sited_driver> && describing_driver<sited_driver>);
+static_assert(page_driver<sited_driver> && block_driver<sited_driver> && memory_tool_driver<sited_driver>);
 static_assert(sharing_driver<sited_driver> && !sharing_driver<sited_driver_of<marking::all_work>>);
 
 }  // namespace tarn_test

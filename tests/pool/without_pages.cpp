@@ -199,7 +199,7 @@ TEST_CASE("a pool without pages grows by segments, and has magazines and no guar
   CHECK(d.machine.usage().used == 0);
 }
 
-TEST_CASE("a pool without pages reports its blocks to a memory tool", "[pool][without_pages][description]") {
+TEST_CASE("a pool without pages reports its blocks to a memory tool", "[pool][without_pages][tool_regions]") {
   sim_options o = without_pages();
   o.tool = sim_tool::attached;
   device d(o);

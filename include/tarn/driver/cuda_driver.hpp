@@ -714,7 +714,7 @@ using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 #endif
 
 static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
-              registering_driver<cuda_driver> && describing_driver<cuda_driver> &&
+              registering_driver<cuda_driver> && memory_tool_driver<cuda_driver> &&
               accounting_driver<cuda_driver> && sharing_driver<cuda_driver> &&
               detail::multi_device_driver<cuda_driver>);
 

@@ -44,7 +44,7 @@
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
 // | register_host(p, bytes), unregister_host(p), optional        | see registered_host | pins existing host memory, whole pages, portable                 |
-// | memory_tool(), optional                                      | once             | the attached memory tool, false if none: see describing_driver      |
+// | memory_tool(), optional                                      | once             | the attached memory tool, false if none: see memory_tool_driver      |
 // | memory_account(account&), optional                           | 10-100 ms        | the device's memory by process, as nvidia-smi shows it: see accounting_driver |
 
 #include <concepts>
@@ -145,7 +145,7 @@ concept registering_driver = stream_driver<D> && requires(D const& d, void* p, s
 /// Calls take effect immediately, regardless of stream order. memory_tool() returns a value that must not
 /// outlive its driver.
 template <class D>
-concept describing_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
+concept memory_tool_driver = stream_driver<D> && requires(D const& d, void* p, std::size_t bytes) {
   static_cast<bool>(d.memory_tool());
   { d.memory_tool().register_heap(p, bytes) } noexcept -> std::same_as<void*>;
   { d.memory_tool().unregister_heap(p) } noexcept;

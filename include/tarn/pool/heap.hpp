@@ -56,15 +56,15 @@ class heap {
   using driver_type = typename Upstream::driver_type;
   using growth_type = pool_growth<Upstream>;
   /// Whether a tool that watches memory may be notified of the blocks.
-  static constexpr bool describes = is_describable<Upstream>;
+  static constexpr bool has_tool = tool_can_watch<Upstream>;
 
   /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not
   /// pass plain blocks on
   heap(Upstream upstream, pooled const& chosen)
       : options_(chosen),
         order_(upstream.driver(), named),
-        growth_(std::move(upstream), counters_, description_),
-        description_(driver()) {
+        growth_(std::move(upstream), counters_, tool_),
+        tool_(driver()) {
     bool const by_pages = page_source<Upstream> && growth_.has_pages();
     space_.keeps_handles_whole = by_pages && may_remap(options_);
     space_.joins_handles = !by_pages || options_.handles == handles_per_block::any;
@@ -90,7 +90,7 @@ class heap {
 
   [[nodiscard]] pooled const& options() const noexcept { return options_; }
   /// What tools that watch memory see. It has a lock of its own.
-  [[nodiscard]] typename growth_type::description_type& description() noexcept { return description_; }
+  [[nodiscard]] typename growth_type::regions_type& tool() noexcept { return tool_; }
 
   /// The arena, under the hot lock.
   [[nodiscard]] arena& space(hot_lock const&) noexcept { return space_; }
@@ -522,8 +522,7 @@ class heap {
   growth_counters counters_;
   known_left left_;
   growth_type growth_;
-  typename growth_type::description_type
-      description_;  ///< last: away from the members that a warm call reads
+  typename growth_type::regions_type tool_;  ///< last: away from the members that a warm call reads
 };
 
 }  // namespace TARN_NAMESPACE::detail

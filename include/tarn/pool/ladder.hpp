@@ -36,7 +36,7 @@
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/pages/growth_rules.hpp"
 #include "tarn/pool/pages/memory_left.hpp"
-#include "tarn/pool/tool/described_blocks.hpp"
+#include "tarn/pool/tool/quarantine.hpp"
 #include "tarn/source/refusal.hpp"
 
 namespace TARN_NAMESPACE::detail {

@@ -66,7 +66,7 @@
 #include "tarn/pool/pool_statistics.hpp"
 #include "tarn/pool/relocate/pool_sleep.hpp"
 #include "tarn/pool/slow_path.hpp"
-#include "tarn/pool/tool/described_blocks.hpp"
+#include "tarn/pool/tool/quarantine.hpp"
 
 namespace TARN_NAMESPACE {
 
@@ -105,10 +105,9 @@ class pool {
     front_.detach();
     if (heap_.is_lost()) return;
     detail::growth_lock const growing = heap_.lock_growth();
-    if constexpr (heap_type::describes) {
-      if (heap_.description().active() &&
-          detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
-        heap_.description().abandon();
+    if constexpr (heap_type::has_tool) {
+      if (heap_.tool().active() && detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
+        heap_.tool().abandon();
     }
     drain_.finish_or_keep_mapped(growing);
     deferred_.close();

@@ -20,7 +20,7 @@
 #include "tarn/pool/ladder.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
-#include "tarn/pool/tool/described_blocks.hpp"
+#include "tarn/pool/tool/quarantine.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -74,8 +74,8 @@ class slow_path {
           id == neutral_id || !(is_capture_stream(id) || may_be_capturing(heap_.driver(), stream));
       heap_.sweep_streams(may_mark ? sweep_of::all_streams : sweep_of::default_streams);
     }
-    room_to_describe room(heap_.description(), part == common);
-    std::size_t const guard = part == common && heap_.description().active() ? guard_bytes : 0;
+    room_for_region room(heap_.tool(), part == common);
+    std::size_t const guard = part == common && heap_.tool().active() ? guard_bytes : 0;
     block_request request(id, stream, bytes, bytes + guard, alignment);
     request.part = part;
     // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its
@@ -115,8 +115,8 @@ class slow_path {
     // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
     if (heap_.is_crowded()) [[unlikely]]
       heap_.sweep_streams(sweep_of::default_streams);
-    if (heap_.description().active()) [[unlikely]]
-      return take_back_described(heap_, id, stream, p, bytes, alignment, reuse::later);
+    if (heap_.tool().active()) [[unlikely]]
+      return deallocate_under_tool(heap_, id, stream, p, bytes, alignment, reuse::later);
     put(id, stream, p, bytes, alignment, !heap_.is_asleep());
   }
 

@@ -333,13 +333,12 @@ class graph_memories {
       settle_part(growing, space, heap_.order(growing), may_release(held), all[i], wait);
     for (std::size_t i = 0; i < count; ++i) {
       // A tool knows nothing of these blocks: they are not common while they are live.
-      bool const is_live = heap_.description().active() && space.live_of(all[i]) != 0;
+      bool const is_live = heap_.tool().active() && space.live_of(all[i]) != 0;
       if (is_live || !is_settled(space, all[i])) return false;
     }
     for (std::size_t i = 0; i < count; ++i) space.end_part(growing, all[i]);
     // A tool does not know these segments: none of them serves common blocks.
-    if (heap_.description().active())
-      (void)heap_.growth(growing).shrink(growing, space, may_release(held), 0);
+    if (heap_.tool().active()) (void)heap_.growth(growing).shrink(growing, space, may_release(held), 0);
     space.count_splits();
     owner.captured = common;
     owner.plain = common;

@@ -15,7 +15,7 @@
 #include "tarn/pool/order/recorded_streams.hpp"
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
-#include "tarn/pool/tool/description.hpp"
+#include "tarn/pool/tool/tool_regions.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -69,9 +69,9 @@ struct pool_facts {
       deferred.push_back({address_of(b.p), rounded_bytes(b.bytes, b.alignment), b.bytes, block_use::deferred,
                           public_id(b.stream.id())});
     });
-    if constexpr (Heap::describes) {
-      heap.description().for_each_kept([&](freed_block const& b) {
-        cached.push_back({address_of(b.p), 0, 0, block_use::cached, public_id(b.stream.id())});
+    if constexpr (Heap::has_tool) {
+      heap.tool().for_each_kept([&](freed_block const& b) {
+        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.stream.id()), 0});
       });
     }
     front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });

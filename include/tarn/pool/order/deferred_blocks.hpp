@@ -16,7 +16,7 @@
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/order/recorded_streams.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
-#include "tarn/pool/tool/described_blocks.hpp"
+#include "tarn/pool/tool/quarantine.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -43,9 +43,8 @@ class deferred_blocks {
   TARN_NOINLINE bool defer(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                            std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
-    if constexpr (Heap::describes) {
-      if (heap_.description().active() && id != neutral_id)
-        heap_.description().wait_if_live(p, bytes, stream);
+    if constexpr (Heap::has_tool) {
+      if (heap_.tool().active() && id != neutral_id) heap_.tool().wait_if_live(p, bytes, stream);
     }
     // Count first: once the block is deferred, another thread may free it.
     count(bytes, alignment, 1);
@@ -70,8 +69,8 @@ class deferred_blocks {
     freed_block b;
     while (uses_.take_ready(b)) {
       count(b.bytes, b.alignment, -1);
-      if (heap_.description().active() && heap_.part_of(b.p) == common) {
-        take_back_described(heap_, b.stream.id(), b.stream, b.p, b.bytes, b.alignment, reuse::at_once);
+      if (heap_.tool().active() && heap_.part_of(b.p) == common) {
+        deallocate_under_tool(heap_, b.stream.id(), b.stream, b.p, b.bytes, b.alignment, reuse::at_once);
         continue;
       }
       heap_.count_given(rounded_bytes(b.bytes, b.alignment));

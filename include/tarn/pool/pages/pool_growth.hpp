@@ -17,7 +17,7 @@
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/page_growth.hpp"
 #include "tarn/pool/pages/segment_growth.hpp"
-#include "tarn/pool/tool/description.hpp"
+#include "tarn/pool/tool/tool_regions.hpp"
 #include "tarn/source/refusal.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -26,11 +26,11 @@ template <memory_source Source>
 class pool_growth {
  public:
   using driver_type = typename Source::driver_type;
-  using description_type = typename description_of<Source>::type;
+  using regions_type = typename tool_regions_of<Source>::type;
 
   /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not
   /// pass plain blocks on
-  pool_growth(Source source, growth_counters& counters, description_type& tool)
+  pool_growth(Source source, growth_counters& counters, regions_type& tool)
       : source_(std::move(source)),
         tool_(tool),
         has_pages_(detail::has_pages(source_)),
@@ -94,7 +94,7 @@ class pool_growth {
   };
 
   Source source_;
-  description_type& tool_;
+  regions_type& tool_;
   bool const has_pages_;
   typename kind<may_be_pages, page_growth>::type pages_;
   typename kind<may_be_segments, segment_growth>::type segments_;

@@ -24,7 +24,7 @@
 #include "tarn/pool/pages/growth_rules.hpp"
 #include "tarn/pool/pages/largest_block.hpp"
 #include "tarn/pool/pages/memory_left.hpp"
-#include "tarn/pool/tool/description.hpp"
+#include "tarn/pool/tool/tool_regions.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -42,9 +42,9 @@ template <class Source>
 class segment_growth {
  public:
   using driver_type = typename Source::driver_type;
-  using description_type = typename description_of<Source>::type;
+  using regions_type = typename tool_regions_of<Source>::type;
 
-  segment_growth(Source& source, growth_counters& counters, description_type& tool)
+  segment_growth(Source& source, growth_counters& counters, regions_type& tool)
       : source_(source), counters_(counters), tool_(tool) {}
 
   /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is
@@ -275,7 +275,7 @@ class segment_growth {
   /// source of blocks has.
   std::size_t alignment_ = std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
   growth_counters& counters_;
-  description_type& tool_;
+  regions_type& tool_;
   sequence<segment> segments_;
   std::size_t first_unused_ = 0;  ///< segments_.size() if there is none
 };

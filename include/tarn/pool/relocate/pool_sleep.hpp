@@ -15,7 +15,7 @@
 #include "tarn/pool/order/reclaim.hpp"
 #include "tarn/pool/other_pools.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
-#include "tarn/pool/tool/described_blocks.hpp"
+#include "tarn/pool/tool/quarantine.hpp"
 #include "tarn/source/refusal.hpp"
 
 namespace TARN_NAMESPACE::detail {

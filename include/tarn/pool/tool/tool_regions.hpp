@@ -45,7 +45,7 @@ inline constexpr std::size_t guard_bytes = 256;
 inline constexpr std::size_t quarantine_blocks = 1024;
 inline constexpr std::size_t quarantine_bytes = 256_MiB;
 
-/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its
+/// Whether the blocks of the lowest source may each be a heap. False above another pool, which reports its
 /// own blocks, and over memory that a tool refuses.
 template <class Layer>
 constexpr bool gives_heaps() noexcept {
@@ -57,18 +57,19 @@ constexpr bool gives_heaps() noexcept {
 /// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be
 /// heaps.
 template <class Source>
-inline constexpr bool is_describable =
-    describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
+inline constexpr bool tool_can_watch =
+    memory_tool_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
     !has_property<Source, host_accessible> &&
     (has_plain_blocks<Source> || gives_heaps<layer_behind<Source>>());
 
 /// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are
 /// lost.
-template <describing_driver Driver>
-class description {
+template <memory_tool_driver Driver>
+class tool_regions {
  public:
-  explicit description(Driver const& driver) : driver_(driver) {}
-  description& operator=(description&&) = delete;
+  explicit tool_regions(Driver const& driver) : driver_(driver) {}
+  tool_regions(tool_regions const&) = delete;
+  tool_regions& operator=(tool_regions const&) = delete;
 
   [[nodiscard]] bool active() const noexcept {
     return state_.load(std::memory_order_acquire) == state::active;
@@ -279,51 +280,52 @@ class description {
 };
 
 /// For memory that no tool can watch: does nothing, at no cost.
-struct no_description {
+struct no_tool_regions {
   template <class Driver>
-  explicit constexpr no_description(Driver const&) noexcept {}
+  explicit constexpr no_tool_regions(Driver const&) noexcept {}
   [[nodiscard]] static constexpr bool active() noexcept { return false; }
   [[nodiscard]] static constexpr bool decide() noexcept { return false; }
   static constexpr void heap_begins(void*, std::size_t) noexcept {}
   static constexpr void heap_ends(void*) noexcept {}
 };
 
-/// The description of a pool over `Source`.
-template <class Source, bool = is_describable<Source>>
-struct description_of {
-  using type = no_description;
+/// The regions of a pool over `Source`.
+template <class Source, bool = tool_can_watch<Source>>
+struct tool_regions_of {
+  using type = no_tool_regions;
 };
 template <class Source>
-struct description_of<Source, true> {
-  using type = description<typename Source::driver_type>;
+struct tool_regions_of<Source, true> {
+  using type = tool_regions<typename Source::driver_type>;
 };
 
-/// Room for a block's description: used, or given up in the destructor.
-template <class Description>
-class room_to_describe {
+/// Room for the record of one region: used, or given up in the destructor.
+template <class Regions>
+class room_for_region {
  public:
-  /// @param wanted  false: the block is not described
-  room_to_describe(Description& description, [[maybe_unused]] bool wanted) : description_(description) {
-    if constexpr (describes) {
-      made_ = description_.decide() && wanted;
-      if (made_) description_.make_room();
+  /// @param wanted  false: no tool sees the block
+  room_for_region(Regions& tool, [[maybe_unused]] bool wanted) : tool_(tool) {
+    if constexpr (has_tool) {
+      made_ = tool_.decide() && wanted;
+      if (made_) tool_.make_room();
     }
   }
-  room_to_describe& operator=(room_to_describe&&) = delete;
-  ~room_to_describe() {
-    if constexpr (describes) {
-      if (made_) description_.give_up_room();
+  room_for_region(room_for_region const&) = delete;
+  room_for_region& operator=(room_for_region const&) = delete;
+  ~room_for_region() {
+    if constexpr (has_tool) {
+      if (made_) tool_.give_up_room();
     }
   }
   void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
-    if constexpr (describes) {
-      if (std::exchange(made_, false)) description_.block_begins(p, bytes);
+    if constexpr (has_tool) {
+      if (std::exchange(made_, false)) tool_.block_begins(p, bytes);
     }
   }
 
  private:
-  static constexpr bool describes = !std::is_same_v<Description, no_description>;
-  Description& description_;
+  static constexpr bool has_tool = !std::is_same_v<Regions, no_tool_regions>;
+  Regions& tool_;
   bool made_ = false;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a pool reports to an attached memory tool. The simulated tool behaves as compute-sanitizer does.
-#include "tarn/pool/tool/description.hpp"
+#include "tarn/pool/tool/tool_regions.hpp"
 
 #include <random>
 #include <string>
@@ -68,7 +68,7 @@ void over_each_source(Check const& check) {
 }  // namespace
 
 TEST_CASE("pooled lets a memory tool report an access past the requested size and before the block",
-          "[pool][description]") {
+          "[pool][tool_regions]") {
   std::size_t const bytes =
       GENERATE(std::size_t{1}, std::size_t{100}, std::size_t{256}, 4_KiB, std::size_t{100'000}, 1_MiB, 5_MiB);
   over_each_source([&](sim_machine const& machine, auto const& make) {
@@ -91,7 +91,8 @@ TEST_CASE("pooled lets a memory tool report an access past the requested size an
   });
 }
 
-TEST_CASE("pooled lets a memory tool report an access after the free, on any stream", "[pool][description]") {
+TEST_CASE("pooled lets a memory tool report an access after the free, on any stream",
+          "[pool][tool_regions]") {
   std::size_t const bytes = GENERATE(std::size_t{100}, std::size_t{70'000}, 3_MiB);
   over_each_source([&](sim_machine const& machine, auto const& make) {
     auto pool = make();
@@ -114,7 +115,7 @@ TEST_CASE("pooled lets a memory tool report an access after the free, on any str
 }
 
 TEST_CASE("pooled with a memory tool reports no error for work enqueued before the free",
-          "[pool][description]") {
+          "[pool][tool_regions]") {
   over_each_source([&](sim_machine const& machine, auto const& make) {
     auto pool = make();
     test_stream const stream(machine.driver());
@@ -133,7 +134,7 @@ TEST_CASE("pooled with a memory tool reports no error for work enqueued before t
 }
 
 TEST_CASE("pooled with a memory tool never uses the destroyed stream of a deferred block",
-          "[pool][description]") {
+          "[pool][tool_regions]") {
   bool const captured = GENERATE(false, true);
   sim_options options;
   options.tool = sim_tool::attached;
@@ -172,7 +173,7 @@ TEST_CASE("pooled with a memory tool never uses the destroyed stream of a deferr
 }
 
 TEST_CASE("pooled with a memory tool passes no destroyed stream to the driver when a block is freed",
-          "[pool][description]") {
+          "[pool][tool_regions]") {
   sim_options options;
   options.tool = sim_tool::attached;
   options.capacity = 4_GiB;
@@ -204,9 +205,8 @@ TEST_CASE("pooled with a memory tool passes no destroyed stream to the driver wh
   CHECK(machine.tool_counts().regions == 0);
 }
 
-TEST_CASE(
-    "pooled describes a random program on several streams to a memory tool without findings or leftovers",
-    "[pool][description]") {
+TEST_CASE("pooled reports a random program on several streams to a memory tool without findings or leftovers",
+          "[pool][tool_regions]") {
   unsigned const seed = GENERATE(1U, 2U, 3U);
   INFO("seed " << seed);
   over_each_source([&](sim_machine const& machine, auto const& make) {
@@ -259,7 +259,7 @@ TEST_CASE(
 }
 
 TEST_CASE("pooled with a memory tool uses blocks instead of pages and reports exact state",
-          "[pool][description]") {
+          "[pool][tool_regions]") {
   sim_machine const machine = watched_machine();
   auto pages = sim_pages(machine.driver()) | limited{200_MiB};
   auto pool = pages | pooled{};
@@ -290,7 +290,7 @@ TEST_CASE("pooled with a memory tool uses blocks instead of pages and reports ex
 }
 
 TEST_CASE("limited below a pool with a memory tool refuses as it does without a tool",
-          "[pool][description][memory_pools]") {
+          "[pool][tool_regions][memory_pools]") {
   sim_machine const machine = watched_machine();
   auto const check = [&](auto source) {
     auto limit = source | limited{20_MiB};
@@ -329,7 +329,7 @@ TEST_CASE("limited below a pool with a memory tool refuses as it does without a 
 }
 
 TEST_CASE("pooled with a memory tool reports the free device memory when the device is full",
-          "[pool][description]") {
+          "[pool][tool_regions]") {
   sim_machine const machine = watched_machine();
   auto pool = sim_pages(machine.driver()) | pooled{};
   void* const p = pool.allocate({}, 2_GiB);
@@ -348,7 +348,8 @@ TEST_CASE("pooled with a memory tool reports the free device memory when the dev
   CHECK(machine.tool_findings().empty());
 }
 
-TEST_CASE("pooled over pooled describes only the lowest pool to a memory tool", "[pool][description]") {
+TEST_CASE("pooled over pooled reports only the blocks of the lowest pool to a memory tool",
+          "[pool][tool_regions]") {
   over_each_source([](sim_machine const& machine, auto const& make) {
     {
       auto lower = make();
@@ -364,8 +365,8 @@ TEST_CASE("pooled over pooled describes only the lowest pool to a memory tool", 
   });
 }
 
-TEST_CASE("pooled over tracked sim_async is not described to a memory tool and still allocates",
-          "[pool][description][memory_pools]") {
+TEST_CASE("pooled over tracked sim_async is not reported to a memory tool and still allocates",
+          "[pool][tool_regions][memory_pools]") {
   sim_machine const machine = watched_machine();
   {
     auto pool = sim_async(machine.driver()) | tracked{} | pooled{};
@@ -379,7 +380,7 @@ TEST_CASE("pooled over tracked sim_async is not described to a memory tool and s
 }
 
 TEST_CASE("register_heap of the simulated tool refuses the heaps that compute-sanitizer refuses",
-          "[pool][description][pages][memory_pools]") {
+          "[pool][tool_regions][pages][memory_pools]") {
   sim_machine const machine = watched_machine();
   sim_driver const driver = machine.driver();
   sim_pages pages(driver);
@@ -406,7 +407,7 @@ TEST_CASE("register_heap of the simulated tool refuses the heaps that compute-sa
 }
 
 TEST_CASE("pooled with a memory tool lets a graph access memory freed during its capture until it is reused",
-          "[pool][description]") {
+          "[pool][tool_regions]") {
   sim_machine const machine = watched_machine();
   auto const watch = GENERATE(capture_watch::in_scopes, capture_watch::at_frees);
   auto pool = sim_pages(machine.driver()) | limited{4_MiB} | pooled{.captures = watch};
@@ -434,7 +435,8 @@ TEST_CASE("pooled with a memory tool lets a graph access memory freed during its
   CHECK(machine.tool_counts().regions == (watch == capture_watch::in_scopes ? 0 : 1));
 }
 
-TEST_CASE("pooled with a memory tool reports a second free and a wrong size at once", "[pool][description]") {
+TEST_CASE("pooled with a memory tool reports a second free and a wrong size at once",
+          "[pool][tool_regions]") {
   static std::vector<misuse_kind> reported;
   reported.clear();
   misuse_handler const before = set_misuse_handler([](misuse const& m) { reported.push_back(m.kind()); });
@@ -452,7 +454,7 @@ TEST_CASE("pooled with a memory tool reports a second free and a wrong size at o
   (void)set_misuse_handler(before);
 }
 
-TEST_CASE("pooled and tracked with a memory tool meet the resource contract", "[pool][description]") {
+TEST_CASE("pooled and tracked with a memory tool meet the resource contract", "[pool][tool_regions]") {
   tarn_test::resource_contract([] {
     static sim_machine const machine = [] {
       sim_options options;
@@ -465,7 +467,7 @@ TEST_CASE("pooled and tracked with a memory tool meet the resource contract", "[
 }
 
 TEST_CASE("pooled with a memory tool releases its quarantine before it refuses memory",
-          "[pool][description]") {
+          "[pool][tool_regions]") {
   sim_machine const machine = watched_machine();
   auto pool = sim_pages(machine.driver()) | limited{64_MiB} | pooled{};
   test_stream const stream(machine.driver());
@@ -477,8 +479,8 @@ TEST_CASE("pooled with a memory tool releases its quarantine before it refuses m
   CHECK(pool->state().live == 0);
 }
 
-TEST_CASE("pooled with a memory tool describes the blocks of several threads without findings",
-          "[pool][description][threads]") {
+TEST_CASE("pooled with a memory tool reports the blocks of several threads without findings",
+          "[pool][tool_regions][threads]") {
   sim_machine const machine = watched_machine();
   auto pool = sim_pages(machine.driver()) | pooled{};
   std::vector<std::thread> threads;
@@ -500,7 +502,7 @@ TEST_CASE("pooled with a memory tool describes the blocks of several threads wit
 }
 
 TEST_CASE("pooled without a memory tool uses magazines and pages and does not synchronize",
-          "[pool][description][pages]") {
+          "[pool][tool_regions][pages]") {
   sim_machine const machine;
   auto pool = sim_pages(machine.driver()) | pooled{};
   test_stream const stream(machine.driver());
@@ -510,8 +512,8 @@ TEST_CASE("pooled without a memory tool uses magazines and pages and does not sy
   CHECK(pool->state().live == 256);
   pool.deallocate(stream, p, 256);
   CHECK(machine.calls()[driver_call::synchronize_stream] == 0);
-  static_assert(!detail::is_describable<host_memory> && !detail::is_describable<sim_pinned_host>);
+  static_assert(!detail::tool_can_watch<host_memory> && !detail::tool_can_watch<sim_pinned_host>);
   CHECK(machine.usage().block_bytes == 0);  // pages, not blocks
-  static_assert(detail::is_describable<sim_pages> && detail::is_describable<sim_async> &&
-                detail::is_describable<basic_malloc<faulty<sim_driver>>>);
+  static_assert(detail::tool_can_watch<sim_pages> && detail::tool_can_watch<sim_async> &&
+                detail::tool_can_watch<basic_malloc<faulty<sim_driver>>>);
 }
