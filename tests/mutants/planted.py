@@ -131,8 +131,8 @@ PLANTED = {
         Mutant(
             "magazines are returned to the heap as unowned",
             "pool/cache/front.hpp",
-            "heap_.give_back(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));",
-            "heap_.give_back(neutral_id, {}, k, m.blocks, std::exchange(m.count, 0));",
+            "heap_.put(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));",
+            "heap_.put(neutral_id, {}, k, m.blocks, std::exchange(m.count, 0));",
         ),
     ],
     "the pool waits for a destroyed stream's work and does not use its handle": [
@@ -348,8 +348,8 @@ PLANTED = {
         Mutant(
             "flush loses half a magazine",
             "pool/cache/front.hpp",
-            "give_back(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));",
-            "give_back(id, of_stream.stream, k, m.blocks, (std::exchange(m.count, 0) + 1) / 2);",
+            "put(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));",
+            "put(id, of_stream.stream, k, m.blocks, (std::exchange(m.count, 0) + 1) / 2);",
         ),
         Mutant(
             "the younger half of a full magazine is kept twice",
@@ -360,7 +360,7 @@ PLANTED = {
         Mutant(
             "the magazines of the oldest of too many streams are lost",
             "pool/cache/front.hpp",
-            "if (oldest.get() != nullptr) give_back(*oldest);",
+            "if (oldest.get() != nullptr) flush(*oldest);",
             "",
         ),
         Mutant(
@@ -2090,7 +2090,7 @@ PLANTED = {
         Mutant(
             "the free granules that were given back stay in the free lists",
             "pool/relocate/page_compact.hpp",
-            "    for (range_ref const r : carved) addresses_.give_back(a, r);\n",
+            "    for (range_ref const r : carved) addresses_.put(a, r);\n",
             "    for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);\n",
             finder="tests/raii/compact.cpp",
         ),
@@ -2635,7 +2635,7 @@ PLANTED = {
         Mutant(
             "large blocks that a capture caches are lost at its end",
             "pool/cache/front.hpp",
-            "    for (auto block = of_stream.of_capture.take_any(); block.p != nullptr;\n         block = of_stream.of_capture.take_any())\n      heap_.give_back_range(id, of_stream.stream, block.p, block.bytes);\n",
+            "    for (auto block = of_stream.of_capture.take_any(); block.p != nullptr;\n         block = of_stream.of_capture.take_any())\n      heap_.put_range(id, of_stream.stream, block.p, block.bytes);\n",
             "    of_stream.of_capture.count = 0;\n",
             finder="tests/raii/graph_memory.cpp",
         ),

@@ -55,10 +55,10 @@ TEST_CASE("address_space::give_back makes a range available again and coalesces 
   CHECK(d.a.ranges[x].end() <= d.a.ranges[y].address);
   CHECK(d.a.ranges[y].end() <= d.a.ranges[z].address);
   CHECK(d.home(where, 2_MiB) == 0);
-  d.space.give_back(d.a, x);
+  d.space.put(d.a, x);
   CHECK(d.space.find_home(d.a, where, 42_MiB, 2_MiB) == 0);
-  d.space.give_back(d.a, z);
-  d.space.give_back(d.a, y);  // between two holes
+  d.space.put(d.a, z);
+  d.space.put(d.a, y);  // between two holes
   range_ref const all = d.space.find_home(d.a, where, 128_MiB, 2_MiB);
   REQUIRE(all != 0);
   CHECK(d.a.ranges[all].address == divided::base + 128_MiB * static_cast<std::size_t>(where));
@@ -69,6 +69,6 @@ TEST_CASE("address_space::give_back returns a range to the zone of its address, 
   divided d;
   range_ref const r = d.home(zone::larger, 128_MiB);
   d.a.ranges[r].where = zone::smaller;
-  d.space.give_back(d.a, r);
+  d.space.put(d.a, r);
   CHECK(d.space.find_home(d.a, zone::larger, 128_MiB, 2_MiB) != 0);
 }

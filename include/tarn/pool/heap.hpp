@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes
-// blocks and heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a
+// blocks and heap::put() returns them. If neither the stream's own memory nor the neutral memory has a
 // fitting range, the ladder decides what to do (ladder.hpp).
 //
 // Two locks, in this order, with the mutex of the list of caches between them (front.hpp):
@@ -151,11 +151,10 @@ class heap {
     return space_.is_block(p);
   }
 
-  // ---- giving back: never throws, never waits for the growth lock
+  // ---- putting: never throws, never waits for the growth lock
 
   /// Returns blocks of a size class, all of one part, to the arena. `count` is not 0.
-  void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
-                 std::uint32_t count) noexcept {
+  void put(stream_id id, stream_ref stream, unsigned k, void* const* blocks, std::uint32_t count) noexcept {
     hot_lock held(hot_);
     bool const in_run = k < run_class_count;
     looked_up_domain giver = domain_of(may_release(held), id, stream, blocks[0]);
@@ -181,25 +180,24 @@ class heap {
     space_.count_splits();
   }
   /// Returns blocks of `bytes` each to the arena, in the way the request for one of them was served.
-  void give_back(block_request const& r, void* const* blocks, std::uint32_t count,
-                 std::size_t bytes) noexcept {
-    if (r.size_class != class_count) return give_back(r.id, r.stream, r.size_class, blocks, count);
-    for (std::uint32_t i = 0; i < count; ++i) give_back_range(r.id, r.stream, blocks[i], bytes);
+  void put(block_request const& r, void* const* blocks, std::uint32_t count, std::size_t bytes) noexcept {
+    if (r.size_class != class_count) return put(r.id, r.stream, r.size_class, blocks, count);
+    for (std::uint32_t i = 0; i < count; ++i) put_range(r.id, r.stream, blocks[i], bytes);
   }
   /// Returns a block without a size class to the arena. @param block  its rounded bytes
-  void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
+  void put_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     hot_lock held(hot_);
-    return_range(may_release(held), id, stream, p, block);
+    put_range(may_release(held), id, stream, p, block);
     space_.count_splits();
   }
-  void give_back(freed_block const& b) noexcept {
+  void put(freed_block const& b) noexcept {
     if (has_class(b.bytes, b.alignment)) {
-      give_back(b.stream.id(), b.stream, class_of(b.bytes), &b.p, 1);
+      put(b.stream.id(), b.stream, class_of(b.bytes), &b.p, 1);
     } else {
-      give_back_range(b.stream.id(), b.stream, b.p, rounded_bytes(b.bytes, b.alignment));
+      put_range(b.stream.id(), b.stream, b.p, rounded_bytes(b.bytes, b.alignment));
     }
   }
-  void return_range(may_release held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
+  void put_range(may_release held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
     domain_ref const giver = domain_of(held, id, stream, p).get(held.held());
     if (giver == no_domain) [[unlikely]]
       return count_uncached(held.held(), static_cast<std::int64_t>(block), 1);

@@ -92,7 +92,7 @@ class slow_path {
       if (has_cache) front_.find_again(position, id, stream);
     }
     front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
-    if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
+    if (batch.count > 1) heap_.put(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
     room.use(batch.blocks[0], bytes);
     if (batch.ends_step) [[unlikely]]
       give_back_unused(id);
@@ -142,7 +142,7 @@ class slow_path {
     return deferred_.defer(id, stream, p, bytes, alignment);
   }
   /// Returns a block that was deferred for graphs, which are complete.
-  void give_back_deferred(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+  void free_deferred(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (heap_.part_of(p) == common) return pool_.deallocate_sync(p, bytes, alignment);
     return_to_part(neutral_id, {}, p, bytes, alignment);
   }
@@ -208,10 +208,10 @@ class slow_path {
       kept const result = front_.put_and_displace(position, request, p, displaced, displaced_bytes);
       if (result == kept::twice) [[unlikely]]
         return heap_.note_double_free(request, p);
-      if (displaced.count != 0) heap_.give_back(request, displaced.blocks, displaced.count, displaced_bytes);
+      if (displaced.count != 0) heap_.put(request, displaced.blocks, displaced.count, displaced_bytes);
       if (result == kept::yes) return;
     }
-    heap_.give_back(request, &p, 1, request.block);
+    heap_.put(request, &p, 1, request.block);
   }
 
   bool take_from_heap(cache_position const& position, block_request const& request, block_batch& batch) {
@@ -222,7 +222,7 @@ class slow_path {
                              : nullptr;
     hot_lock held = heap_.lock_hot();
     if (cached != nullptr)
-      heap_.return_range(may_release(held), request.id, request.stream, cached, cached_bytes);
+      heap_.put_range(may_release(held), request.id, request.stream, cached, cached_bytes);
     heap_.space(held).make_room();
     domain_ref const taker = heap_.space(held).streams.get(request.id, request.stream, request.part);
     if (!heap_.take(held, taker, request, batch)) return false;
@@ -238,7 +238,7 @@ class slow_path {
     bool any = false;
     for (auto block = front_.take_of_capture(position); block.p != nullptr;
          block = front_.take_of_capture(position)) {
-      heap_.give_back_range(request.id, request.stream, block.p, block.bytes);
+      heap_.put_range(request.id, request.stream, block.p, block.bytes);
       any = true;
     }
     return any && take_from_heap(position, request, batch);

@@ -248,7 +248,7 @@ class front {
     std::lock_guard const guard(list_mutex_);
     visit_those(
         [](thread_cache const& cache) { return cache.held_bytes.load(std::memory_order_relaxed) != 0; },
-        [&](thread_cache& cache) { give_back(cache); });
+        [&](thread_cache& cache) { flush(cache); });
   }
 
   /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never
@@ -325,7 +325,7 @@ class front {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // see thread_cache::announce_stream()
     visit_those([&](thread_cache const& cache) { return cache.may_have(id); },
                 [&](thread_cache& cache) {
-                  if (stream_cache* const closed = cache.close(id); closed != nullptr) give_back(*closed, id);
+                  if (stream_cache* const closed = cache.close(id); closed != nullptr) flush(*closed, id);
                 });
   }
 
@@ -417,7 +417,7 @@ class front {
       }
     }
     cache.lock.leave();
-    if (oldest.get() != nullptr) give_back(*oldest);
+    if (oldest.get() != nullptr) flush(*oldest);
     return of_stream;
   }
 
@@ -551,7 +551,7 @@ class front {
   /// Empties a cache. Called after an announcement and a barrier.
   void empty(thread_cache& cache) noexcept {
     cache.lock.visit();
-    give_back(cache);
+    flush(cache);
     end_visit(cache);
   }
   void end_visit(thread_cache& cache) noexcept {
@@ -562,25 +562,25 @@ class front {
     }
   }
   /// Empties all magazines of a thread. Called inside the owner lock.
-  void give_back(thread_cache& cache) noexcept {
+  void flush(thread_cache& cache) noexcept {
     for (auto const& of_stream : cache.streams) {
       TARN_VISIT();
-      give_back(*of_stream);
+      flush(*of_stream);
     }
     cache.held_bytes.store(0, std::memory_order_relaxed);
   }
   /// Empties a stream's magazines, which no other thread can reach meanwhile.
-  void give_back(stream_cache& of_stream) noexcept { give_back(of_stream, of_stream.id); }
-  void give_back(stream_cache& of_stream, stream_id id) noexcept {
+  void flush(stream_cache& of_stream) noexcept { flush(of_stream, of_stream.id); }
+  void flush(stream_cache& of_stream, stream_id id) noexcept {
     if (of_stream.large_block != nullptr)
-      heap_.give_back_range(id, of_stream.stream, std::exchange(of_stream.large_block, nullptr),
-                            of_stream.large_bytes);
+      heap_.put_range(id, of_stream.stream, std::exchange(of_stream.large_block, nullptr),
+                      of_stream.large_bytes);
     for (auto block = of_stream.of_capture.take_any(); block.p != nullptr;
          block = of_stream.of_capture.take_any())
-      heap_.give_back_range(id, of_stream.stream, block.p, block.bytes);
+      heap_.put_range(id, of_stream.stream, block.p, block.bytes);
     for (unsigned k = 0; k < class_count; ++k) {
       magazine& m = of_stream.magazines[k];
-      if (m.count != 0) heap_.give_back(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
+      if (m.count != 0) heap_.put(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
     }
   }
 

@@ -209,7 +209,7 @@ class thread_exit {
     over = true;
     local_caches = {};
     for (entry const& e : entries_) {
-      for (unsigned tries = 0; !give_back(e); ++tries) spin_wait(tries);
+      for (unsigned tries = 0; !retire(e); ++tries) spin_wait(tries);
     }
   }
 
@@ -221,7 +221,8 @@ class thread_exit {
     place(places_, entries_.back());
   }
 
-  /// True once this thread's caches were given back: later code (static destructors) runs without caches.
+  /// True once this thread's caches were returned to their heaps: later code (static destructors) runs
+  /// without caches.
   static inline thread_local constinit bool over = false;
 
   static thread_exit& of_this_thread() {
@@ -230,7 +231,7 @@ class thread_exit {
   }
 
  private:
-  [[nodiscard]] static bool give_back(entry const& e) noexcept {
+  [[nodiscard]] static bool retire(entry const& e) noexcept {
     std::lock_guard const guard(e.link->mutex);
     return e.link->pool == nullptr || e.link->retire(e.link->pool, e.cache);
   }

@@ -193,7 +193,7 @@ class graph_memories {
       for (auto const& owner : ended_) {
         bool const is_complete =
             blocks_.take_mark(*owner, [&](void* p, std::size_t bytes, std::size_t alignment) {
-              whole.slow_.give_back_deferred(p, bytes, alignment);
+              whole.slow_.free_deferred(p, bytes, alignment);
             });
         // One for which a block was deferred since the mark waits for another one.
         if (!is_complete) goes_on = goes_on || (wait && owner->is_mark_old);

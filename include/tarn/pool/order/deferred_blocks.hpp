@@ -74,7 +74,7 @@ class deferred_blocks {
         continue;
       }
       heap_.count_given(rounded_bytes(b.bytes, b.alignment));
-      heap_.give_back(b);
+      heap_.put(b);
     }
   }
 

@@ -46,7 +46,7 @@ class address_space {
   }
 
   /// Turns a range back into a hole, and coalesces it with neighbouring holes.
-  void give_back(arena& a, range_ref r) noexcept {
+  void put(arena& a, range_ref r) noexcept {
     range_index& index = index_of(a.ranges[r].address);
     a.move_to_part(r, common);
     a.ranges[r].state = range_state::hole;

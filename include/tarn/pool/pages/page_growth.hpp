@@ -221,7 +221,7 @@ class page_growth {
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
       range_ref const before = a.ranges[carved[i]].previous;
-      addresses_.give_back(a, carved[i]);
+      addresses_.put(a, carved[i]);
       a.note_hole_after(before);
     }
     return given;
@@ -316,7 +316,7 @@ class page_growth {
       unlocked const open(hot);
       make(growing, made, total);
     } catch (...) {
-      addresses_.give_back(a, region);
+      addresses_.put(a, region);
       if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
       throw;
     }

@@ -216,7 +216,7 @@ class page_views {
       }
     }
   }
-  static void give_back(arena& a, sequence<range_ref> const& carved) noexcept {
+  static void free_again(arena& a, sequence<range_ref> const& carved) noexcept {
     for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
   }
 
@@ -271,7 +271,7 @@ class page_views {
         v.bytes += bytes;
       }
     } catch (...) {
-      give_back(a, carved);
+      free_again(a, carved);
       throw;
     }
     return make_live(a, carved, p.view, p.at.offset, request);
@@ -311,8 +311,8 @@ class page_views {
       unlocked const open(hot);
       map_slots(made);
     } catch (...) {
-      addresses_.give_back(a, region);
-      give_back(a, carved);
+      addresses_.put(a, region);
+      free_again(a, carved);
       throw;
     }
     views_[i] = static_cast<view&&>(made);
@@ -358,7 +358,7 @@ class page_views {
     try {
       a.blocks.make_room(1);  // other threads may have used it up meanwhile
     } catch (...) {
-      give_back(a, carved);
+      free_again(a, carved);
       throw;
     }
     view& v = views_[i];
@@ -440,7 +440,7 @@ class page_views {
       unlocked const open(hot);
       unmap_slots(gone);
     }
-    addresses_.give_back(a, gone.region);
+    addresses_.put(a, gone.region);
   }
 
   void unmap_slots(view const& v) noexcept {

@@ -112,11 +112,11 @@ class page_compact {
       replace(growing, stream, old, parts, places, temporary);
     } catch (...) {
       for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
-      addresses_.give_back(a, region);
+      addresses_.put(a, region);
       if (has_unmapped_) map_.set(h, old.id, backing::unmapped);
       throw;
     }
-    addresses_.give_back(a, region);
+    addresses_.put(a, region);
     map_.remove(h);
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (!parts[i].is_kept) continue;
@@ -124,7 +124,7 @@ class page_compact {
       map_.set_part(old.home + parts[i].offset, parts[i].bytes, old.part);
     }
     views_.divide(h, created, [&](std::size_t i) { return parts[i].bytes; });
-    for (range_ref const r : carved) addresses_.give_back(a, r);
+    for (range_ref const r : carved) addresses_.put(a, r);
     for (part const& p : parts) {
       if (p.is_kept) count_again(a, old.home + p.offset, p.bytes);
     }

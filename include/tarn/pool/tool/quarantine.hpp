@@ -40,10 +40,10 @@ TARN_NOINLINE void deallocate_under_tool([[maybe_unused]] Heap& heap, [[maybe_un
     } else {
       tool.region_ends(p, bytes, stream);
     }
-    if (when == reuse::at_once || !tool.fits(b)) return heap.give_back(b);
+    if (when == reuse::at_once || !tool.fits(b)) return heap.put(b);
     freed_block oldest;
     while (!tool.keep(b)) {
-      if (tool.take_kept(oldest)) heap.give_back(oldest);
+      if (tool.take_kept(oldest)) heap.put(oldest);
     }
   }
 }
@@ -53,7 +53,7 @@ template <class Heap>
 void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
   if constexpr (Heap::has_tool) {
     freed_block b;
-    while (heap.tool().take_kept(b)) heap.give_back(b);
+    while (heap.tool().take_kept(b)) heap.put(b);
   }
 }
 
