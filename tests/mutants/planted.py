@@ -1495,13 +1495,13 @@ PLANTED = {
             "the lock is released between choosing handles to destroy and taking them",
             "pool/pages/page_growth.hpp",
             "    a.ranges.make_room(2 * most + 4);\n",
-            "    a.ranges.make_room(2 * most + 4);\n    { unlocked const open(hot); }\n",
+            "    a.ranges.make_room(2 * most + 4);\n    { unlocked const released(hot); }\n",
         ),
         Mutant(
             "the lock is released between choosing pieces and mapping a view of them",
             "pool/pages/page_growth.hpp",
             "        if (lack == 0) return (block = views_.build(",
-            "        { unlocked const open(hot); }\n        if (lack == 0) return (block = views_.build(",
+            "        { unlocked const released(hot); }\n        if (lack == 0) return (block = views_.build(",
             short=True,
         ),
         Mutant(
@@ -1520,13 +1520,13 @@ PLANTED = {
             "the pieces that extend a view are chosen before the lock is released",
             "pool/pages/page_views.hpp",
             "    carve(a, hot.held(), all, carved);\n",
-            "    { unlocked const open(hot); }\n    carve(a, hot.held(), all, carved);\n",
+            "    { unlocked const released(hot); }\n    carve(a, hot.held(), all, carved);\n",
         ),
         Mutant(
             "the lock is released between finding a free segment and taking it",
             "pool/pages/segment_growth.hpp",
             "    gone.reserve(whole.get(hot.held()).size());\n",
-            "    { unlocked const open(hot); }\n    gone.reserve(whole.get(hot.held()).size());\n",
+            "    { unlocked const released(hot); }\n    gone.reserve(whole.get(hot.held()).size());\n",
         ),
         Mutant(
             "memory freed while an event is recorded counts as covered",

@@ -68,7 +68,7 @@ TEST_CASE("growth_notes keeps the latest notes, oldest first, and none before op
   detail::growth_notes notes;
   notes.add(growing, detail::growth_change::made, 1, 10);
   CHECK(notes.size() == 0);
-  notes.open(growing, 3, ticks);
+  notes.start(growing, 3, ticks);
   for (std::uintptr_t i = 1; i <= 2; ++i) notes.add(growing, detail::growth_change::made, i, 10 * i);
   CHECK(notes.size() == 2);
   CHECK(notes[0].address == 1);
@@ -80,8 +80,8 @@ TEST_CASE("growth_notes keeps the latest notes, oldest first, and none before op
     if (i != 0) CHECK(notes[i].time == notes[i - 1].time + 1);
   }
   CHECK(notes.host_bytes() == 3 * sizeof(detail::growth_note));
-  notes.open(growing, 0, ticks);
-  CHECK(!notes.is_open());
+  notes.start(growing, 0, ticks);
+  CHECK(!notes.is_on());
   CHECK(notes.size() == 0);
 }
 

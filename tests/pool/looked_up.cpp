@@ -160,7 +160,7 @@ TEST_CASE("looked_up::get aborts after the lock was released and names all three
     detail::hot_lock held(mutex);
     detail::looked_up<int> const value(held, 7, source_location{"lookup.cpp", 11, ""});
     if (value.get(held) != 7) _exit(1);
-    { detail::unlocked const open(detail::may_release(held), source_location{"release.cpp", 22, ""}); }
+    { detail::unlocked const released(detail::may_release(held), source_location{"release.cpp", 22, ""}); }
     (void)value.get(held, source_location{"use.cpp", 33, ""});
   });
   CHECK(aborted);

@@ -135,7 +135,7 @@ TEST_CASE("magazine_capacity is bounded and magazine_batch is at most half of it
     CHECK(magazine_batch(k) * 2 <= magazine_capacity(k));
   }
   stream_cache cache(1, {});
-  REQUIRE(cache.open(3));
+  REQUIRE(cache.make_magazine(3));
   CHECK(cache.magazines[3].capacity == magazine_capacity(3));
 }
 

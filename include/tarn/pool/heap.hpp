@@ -331,7 +331,7 @@ class heap {
       stream_ref const stream = space_.streams[d].stream;
       bool is_captured = true;
       {
-        unlocked const open(releasing);
+        unlocked const released(releasing);
         is_captured = may_be_capturing(driver(), stream);
       }
       if (is_captured) return;
@@ -501,7 +501,7 @@ class heap {
   /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must
   /// not be used.
   status wait_for_device(may_release held) noexcept {
-    unlocked const open(held);
+    unlocked const released(held);
     return wait_for_all_work(driver());
   }
 

@@ -220,7 +220,7 @@ class ladder {
   bool return_caches(idle_blocks const& idle) {
     if (idle.bytes == 0) return false;
     if (idle.threads != 1 && idle.bytes * idle_part <= counters().reserved) return false;
-    unlocked const open(hot_);
+    unlocked const released(hot_);
     front_.flush_all();
     return true;
   }
@@ -228,7 +228,7 @@ class ladder {
   /// Rung 5: everything that is free after the host has waited.
   bool take_what_is_waited_for() {
     {
-      unlocked const open(hot_);
+      unlocked const released(hot_);
       // Also after rung 1: the lock was released since, and threads have cached blocks again.
       front_.flush_all();
       end_quarantine(heap_);
@@ -263,7 +263,7 @@ class ladder {
     if (is_neutral(request_.taker)) return false;
     if (is_capture_stream(space().streams[request_.taker].id)) return true;
     stream_ref const stream = space().streams[request_.taker].stream;
-    unlocked const open(hot_);
+    unlocked const released(hot_);
     return may_be_capturing(heap_.driver(), stream);
   }
 
@@ -274,7 +274,7 @@ class ladder {
     if (may_suffice && !heap_.left(growing_).is_old(reserved)) return;
     memory_bound found;
     {
-      unlocked const open(hot_);
+      unlocked const released(hot_);
       found = memory_left(layer_of(heap_.upstream()));
     }
     heap_.left(growing_).renew(growing_, found, counters().reserved);
@@ -360,7 +360,7 @@ class ladder {
     if (!last.by_source) refused.refused_by = "the pool";
     if (refused.limit != memory_report::unknown || is_host_memory<source_type>) return;
     if (last.took_nothing(*this) && refused.device_total != memory_report::unknown) return;
-    unlocked const open(hot_);
+    unlocked const released(hot_);
     std::size_t free = 0;
     std::size_t total = 0;
     if (!heap_.driver().memory_info(free, total).ok()) return;

@@ -374,14 +374,14 @@ class pool {
   /// recording. `clock` supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
-    heap_.counters(growing).notes.open(growing, most, clock);
+    heap_.counters(growing).notes.start(growing, most, clock);
   }
 
   /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
     detail::growth_notes& notes = heap_.counters(growing).notes;
-    if (!notes.is_open()) notes.open(growing, most, clock);
+    if (!notes.is_on()) notes.start(growing, most, clock);
   }
 
   /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows.

@@ -81,7 +81,7 @@ class slow_path {
     // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its
     // capture's part.
     bool const has_cache = part == common || is_capture_stream(id);
-    cache_position position = has_cache ? front_.open(id, stream) : cache_position{};
+    cache_position position = has_cache ? front_.find_or_make(id, stream) : cache_position{};
     block_batch batch;
     if (position.of_stream != nullptr && request.in_run) {
       batch.wanted = magazine_batch(request.size_class);
@@ -199,7 +199,7 @@ class slow_path {
   void put(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
            bool caches) noexcept {
     block_request const request(id, stream, bytes, bytes, alignment);
-    cache_position const position = caches ? front_.open(id, stream) : cache_position{};
+    cache_position const position = caches ? front_.find_or_make(id, stream) : cache_position{};
     if (position.of_stream == nullptr) {
       heap_.count_given(request.block);
     } else {

@@ -115,7 +115,7 @@ class front {
 
   /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted,
   /// or a tool watches, or while another thread visits the caches; in the last case a later call makes them.
-  [[nodiscard]] cache_position open(stream_id id, stream_ref stream) noexcept {
+  [[nodiscard]] cache_position find_or_make(stream_id id, stream_ref stream) noexcept {
     cache_position at;
     at.cache = local_or_new();
     if (at.cache != nullptr) at.of_stream = stream_cache_of(*at.cache, id, stream);
@@ -483,7 +483,7 @@ class front {
   TARN_ALWAYS_INLINE bool put_in(thread_cache& cache, stream_cache& of_stream, unsigned k, void* p) noexcept {
     magazine& m = of_stream.magazines[k];
     if (m.count == m.capacity) [[unlikely]] {
-      if (m.capacity != 0 || !of_stream.open(k)) return false;
+      if (m.capacity != 0 || !of_stream.make_magazine(k)) return false;
       cache.count_host(m.host_bytes(), 0);
     }
     if (m.newest() == p) [[unlikely]]

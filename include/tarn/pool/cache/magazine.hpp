@@ -138,7 +138,7 @@ struct stream_cache {
 
   /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a
   /// magazine.
-  [[nodiscard]] bool open(unsigned size_class) noexcept {
+  [[nodiscard]] bool make_magazine(unsigned size_class) noexcept {
     magazine& m = magazines[size_class];
     std::uint32_t const capacity = magazine_capacity(size_class);
     void** const array = new (std::nothrow) void*[capacity + 1];

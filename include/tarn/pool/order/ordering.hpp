@@ -62,7 +62,7 @@ class ordering {
       bool const known_gone = domain.gone;
       mark_result result = mark_result::gone;
       {
-        unlocked const open(hot);
+        unlocked const released(hot);
         // Waiting for the device would invalidate a capture on any stream; recording an event is merely
         // refused then.
         if (!known_gone || marks_all_work<Driver>) {
@@ -123,7 +123,7 @@ class ordering {
     bool done = shared != nullptr && shared->is_complete;
     if (!done && (shared == nullptr || pass_ == 0 || shared->found_running != pass_)) {
       event_handle const event = event_of(domain);
-      unlocked const open(hot);
+      unlocked const released(hot);
       done = driver_.query_event(event).ok();
     }
     if (done) domain.completed = max_of(domain.completed, covered);
@@ -142,7 +142,7 @@ class ordering {
     event_handle const event = event_of(domain);
     bool done = false;
     {
-      unlocked const open(hot);
+      unlocked const released(hot);
       ++host_waits_;
       done = driver_.synchronize_event(event).ok();
     }
@@ -160,7 +160,7 @@ class ordering {
     if (shared != nullptr && pass_ != 0 && shared->waited_for == pass_) return true;
     bool done = false;
     {
-      unlocked const open(hot);
+      unlocked const released(hot);
       bool capturing = true;
       done = driver_.is_capturing(stream, capturing).ok() && !capturing &&
              driver_.wait_event(stream, event).ok();
@@ -236,7 +236,7 @@ class ordering {
     stream_ref const any = a.streams[chosen[0]].stream;
     bool marked = false;
     {
-      unlocked const open(hot);
+      unlocked const released(hot);
       bool captured = false;
       marked = has_event(mark.event, mark.device, there.device()) &&
                mark_work(driver_, there.device(), mark.event, any, captured) == mark_result::marked;
@@ -270,7 +270,7 @@ class ordering {
   progress wait_for_gone(may_release hot, stream_domain& domain, std::uint64_t mark) {
     bool done = false;
     {
-      unlocked const open(hot);
+      unlocked const released(hot);
       ++host_waits_;
       done = wait_for_all_work(driver_).ok();
     }

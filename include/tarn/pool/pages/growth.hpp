@@ -27,7 +27,7 @@ struct growth_note {
   growth_change what = growth_change::made;
 };
 
-/// Until open(), a record costs one null pointer check, next to driver calls of microseconds.
+/// Until start(), a record costs one null pointer check, next to driver calls of microseconds.
 class growth_notes {
  public:
   using clock_type = std::uint64_t (*)() noexcept;
@@ -35,15 +35,15 @@ class growth_notes {
   /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0
   /// stops recording.
   /// @throws std::bad_alloc  nothing has changed
-  void open(growth_lock const&, std::size_t most, clock_type of_records) {
+  void start(growth_lock const&, std::size_t most, clock_type of_records) {
     sequence<growth_note> ring;
     ring.resize(most);
     ring_.swap(ring);
     clock_ = most != 0 ? of_records : nullptr;
     count_ = 0;
   }
-  [[nodiscard]] bool is_open() const noexcept { return clock_ != nullptr; }
-  /// What open() was called with.
+  [[nodiscard]] bool is_on() const noexcept { return clock_ != nullptr; }
+  /// What start() was called with.
   [[nodiscard]] std::size_t most() const noexcept { return ring_.size(); }
   [[nodiscard]] clock_type clock() const noexcept { return clock_; }
 
@@ -61,7 +61,7 @@ class growth_notes {
 
  private:
   sequence<growth_note> ring_;
-  std::size_t count_ = 0;  ///< added since open()
+  std::size_t count_ = 0;  ///< added since start()
   clock_type clock_ = nullptr;
 };
 

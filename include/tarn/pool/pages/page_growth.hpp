@@ -214,7 +214,7 @@ class page_growth {
       if (is_held) given += p.bytes;
     }
     {
-      unlocked const open(hot);
+      unlocked const released(hot);
       views_.forget(leaves);
       for (handle_ref const h : handles) (void)sleep_.destroy(growing, h);
     }
@@ -313,7 +313,7 @@ class page_growth {
     if (e.range != 0) a.claim(e.range);
     addresses_.take(a, region, total);
     try {
-      unlocked const open(hot);
+      unlocked const released(hot);
       make(growing, made, total);
     } catch (...) {
       addresses_.put(a, region);

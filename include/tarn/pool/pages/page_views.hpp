@@ -263,7 +263,7 @@ class page_views {
     sequence<range_ref> carved;
     carve(a, hot.held(), all, carved);
     try {
-      unlocked const open(hot);
+      unlocked const released(hot);
       for (piece const& added : p.added.pieces) {
         std::size_t const bytes = map_[added.handle].bytes;
         map_again(v.address + v.bytes, added.handle);
@@ -308,7 +308,7 @@ class page_views {
     made.address = a.ranges[region].address;
     made.bytes = bytes;
     try {
-      unlocked const open(hot);
+      unlocked const released(hot);
       map_slots(made);
     } catch (...) {
       addresses_.put(a, region);
@@ -383,7 +383,7 @@ class page_views {
     bool captured = false;
     if (!a.streams[taker].is_neutral()) {
       stream_ref const stream = a.streams[taker].stream;
-      unlocked const open(hot);
+      unlocked const released(hot);
       captured = may_be_capturing(order.driver(), stream);
     }
     typename ordering<driver_type>::pass const all(order);
@@ -437,7 +437,7 @@ class page_views {
     a.tenancies[i] = tenancy{};
     --in_use_;
     {
-      unlocked const open(hot);
+      unlocked const released(hot);
       unmap_slots(gone);
     }
     addresses_.put(a, gone.region);

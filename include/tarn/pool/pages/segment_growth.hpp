@@ -63,7 +63,7 @@ class segment_growth {
     std::size_t bytes = align_up(max_of(exact, request.segment), grain);
     void* base = nullptr;
     try {
-      unlocked const open(hot);
+      unlocked const released(hot);
       try {
         base = take(bytes, request.part);
         // Blocks of whole segment grains nearly always start on a range grain. Request room for the other
@@ -123,7 +123,7 @@ class segment_growth {
       count_given(growing, gone.back().base, gone.back().bytes, gone.back().where);
       given += gone.back().bytes;
     }
-    unlocked const open(hot);
+    unlocked const released(hot);
     for (segment const& s : gone) give(s.base, s.bytes, s.alignment);
     return given;
   }

@@ -108,7 +108,7 @@ class page_compact {
       if (!p.is_kept) carve(a, old.home + p.offset, p.bytes, carved);
     }
     try {
-      unlocked const open(hot);
+      unlocked const released(hot);
       replace(growing, stream, old, parts, places, temporary);
     } catch (...) {
       for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);

@@ -66,7 +66,7 @@ class page_sleep {
         kept += bytes;
       });
     }
-    unlocked const open(hot);
+    unlocked const released(hot);
     if (kept != 0) copy_all(found, kept);
     saved_.swap(found);
   }
@@ -110,7 +110,7 @@ class page_sleep {
   /// @throws out_of_memory  the device or a limit has not enough; still asleep, nothing is lost
   /// @throws cuda_error     likewise
   std::size_t restore(growth_lock const& growing, may_release hot) {
-    unlocked const open(hot);
+    unlocked const released(hot);
     std::size_t const bytes = missing();
     restore_all(growing);
     return bytes;
@@ -143,7 +143,7 @@ class page_sleep {
   /// has changed
   void require_finished_copies(growth_lock const& growing, may_release hot) {
     if (!copies_may_run_) return;
-    unlocked const open(hot);
+    unlocked const released(hot);
     if (status const done = finish_copies(growing); !done.ok())
       throw cuda_error(done, source_.driver().device().value);
   }
