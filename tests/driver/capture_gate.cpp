@@ -21,8 +21,8 @@ TEST_CASE("calls that would invalidate a capture are refused without the call wh
   CHECK(detail::wait_for_all_work(driver).ok());
   machine.reset_calls();
   detail::capture_gate::begin_capture();
-  CHECK(detail::is_of_capture(detail::record_all_work(driver, event)));
-  CHECK(detail::is_of_capture(detail::wait_for_all_work(driver)));
+  CHECK(detail::is_capture_error(detail::record_all_work(driver, event)));
+  CHECK(detail::is_capture_error(detail::wait_for_all_work(driver)));
   CHECK(machine.calls().total() == 0);
   detail::capture_gate::begin_capture();
   detail::capture_gate::end_capture();

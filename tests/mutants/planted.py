@@ -927,15 +927,15 @@ PLANTED = {
         Mutant(
             "an imported block waits for the device although a stream is captured",
             "sharing/imported_block.hpp",
-            "is_of_capture(wait_past_captures(driver_))",
-            "is_of_capture(driver_.synchronize_device())",
+            "is_capture_error(wait_past_captures(driver_))",
+            "is_capture_error(driver_.synchronize_device())",
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
             "fallback_to waits for the device although a stream is captured",
             "policy/fallback_to.hpp",
-            "if (used_.erase(p) && detail::is_of_capture(detail::wait_for_all_work(driver()))) [[unlikely]]",
-            "if (used_.erase(p) && detail::is_of_capture(driver().synchronize_device())) [[unlikely]]",
+            "if (used_.erase(p) && detail::is_capture_error(detail::wait_for_all_work(driver()))) [[unlikely]]",
+            "if (used_.erase(p) && detail::is_capture_error(driver().synchronize_device())) [[unlikely]]",
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
@@ -955,8 +955,8 @@ PLANTED = {
         Mutant(
             "a block of a destroyed stream is waited for although a stream is captured",
             "driver/all_work.hpp",
-            "  return !is_of_capture(wait_for_all_work(driver));\n",
-            "  return !is_of_capture(driver.synchronize_device());\n",
+            "  return !is_capture_error(wait_for_all_work(driver));\n",
+            "  return !is_capture_error(driver.synchronize_device());\n",
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
@@ -1868,7 +1868,7 @@ PLANTED = {
         Mutant(
             "fences are verified before they are written",
             "debug/fenced.hpp",
-            "    if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;\n    detail::own_stream const reading(driver());",
+            "    if (detail::is_capture_error(detail::wait_for_all_work(driver()))) return 0;\n    detail::own_stream const reading(driver());",
             "    detail::own_stream const reading(driver());",
             finder="policies",
         ),
@@ -2127,7 +2127,7 @@ PLANTED = {
         Mutant(
             "an import is unmapped while work uses it",
             "sharing/imported_block.hpp",
-            "if (mapped_ != 0 && is_of_capture(wait_past_captures(driver_))) return;",
+            "if (mapped_ != 0 && is_capture_error(wait_past_captures(driver_))) return;",
             "",
             finder="tests/sharing/sharing.cpp",
         ),
@@ -2622,7 +2622,7 @@ PLANTED = {
         Mutant(
             "a sweep forgets the open capture of a stream",
             "pool/order/reclaim.hpp",
-            "domain.climbing || (is_capture_stream(domain.id) && !domain.gone)) return;",
+            "domain.climbing || (is_captured_id(domain.id) && !domain.gone)) return;",
             "domain.climbing) return;",
         ),
         Mutant(
@@ -2775,8 +2775,8 @@ PLANTED = {
         Mutant(
             "two streams of a capture share what they freed",
             "pool/graph/graph_captures.hpp",
-            "of.captured_as = capture_stream_id(last_identity_ + 1);",
-            "of.captured_as = capture_stream_id(of.capture);",
+            "of.captured_as = captured_id(last_identity_ + 1);",
+            "of.captured_as = captured_id(of.capture);",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2789,8 +2789,8 @@ PLANTED = {
         Mutant(
             "only the first of several owners keeps a block that their graphs use",
             "pool/graph/deferred_for_graphs.hpp",
-            "if (is_of_capture && by != nullptr) b.users.add(*by);",
-            "if (is_of_capture && by != nullptr && b.users.empty()) b.users.add(*by);",
+            "if (freed_in_capture && by != nullptr) b.users.add(*by);",
+            "if (freed_in_capture && by != nullptr && b.users.empty()) b.users.add(*by);",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(

@@ -71,7 +71,7 @@ TEST_CASE("the stream of a capture may reuse the part of its owner's captures al
   owner.plain = 4;
   detail::captured_stream at;
   CHECK_FALSE((at.is_captured() || at.may_reuse(0) || at.may_reuse(3)));
-  at.captured_as = detail::capture_stream_id(1);
+  at.captured_as = detail::captured_id(1);
   at.owner = &owner;
   CHECK((at.is_captured() && at.may_reuse(3)));
   CHECK_FALSE((at.may_reuse(0) || at.may_reuse(4)));
@@ -91,7 +91,7 @@ TEST_CASE("captured_handles assigns an identity to a captured stream until no sc
   detail::capture_gate::begin_capture();
   stream_id const first = captured_handles::add_unknown(&handles[1]);
   stream_id const second = captured_handles::add_unknown(&handles[2]);
-  CHECK((first != second && first != 17 && !detail::is_capture_stream(first)));
+  CHECK((first != second && first != 17 && !detail::is_captured_id(first)));
   CHECK((captured_handles::find(&handles[1]) == first && captured_handles::find(&handles[2]) == second));
   detail::capture_gate::begin_capture();
   detail::capture_gate::end_capture();  // another scope is still open
@@ -121,8 +121,8 @@ TEST_CASE("captured_streams finds a stream until it is cleared, and is full at 6
   streams.clear(place);
   CHECK_FALSE(streams.has(17));
   CHECK(streams.free_place() == place);
-  CHECK((detail::is_capture_stream(detail::capture_stream_id(1)) && !detail::is_capture_stream(4096) &&
-         !detail::is_capture_stream(detail::neutral_id)));
+  CHECK((detail::is_captured_id(detail::captured_id(1)) && !detail::is_captured_id(4096) &&
+         !detail::is_captured_id(detail::neutral_id)));
 }
 
 TEST_CASE("end_mark covers the work submitted before its first question", "[graph_memories]") {

@@ -111,7 +111,7 @@ status wait_for_all_work(Driver const& driver) noexcept {
 template <class Driver>
 status wait_past_captures(Driver const& driver) noexcept {
   status s = wait_for_all_work(driver);
-  for (int tries = 0; tries < 8 && is_of_capture(s); ++tries) {  // the next capture may have begun
+  for (int tries = 0; tries < 8 && is_capture_error(s); ++tries) {  // the next capture may have begun
     if (capture_gate::may_be_mine() || !capture_gate::wait_for_captures()) break;
     s = wait_for_all_work(driver);
   }
@@ -134,7 +134,7 @@ template <stream_driver Driver>
 [[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
   if (life_of(driver, stream) == stream_life::alive) return true;
   stream = {};
-  return !is_of_capture(wait_for_all_work(driver));
+  return !is_capture_error(wait_for_all_work(driver));
 }
 
 }  // namespace TARN_NAMESPACE::detail

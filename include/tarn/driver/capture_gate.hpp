@@ -125,7 +125,7 @@ class capture_gate {
 };
 
 /// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
-[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
+[[nodiscard]] constexpr bool is_capture_error(status const& s) noexcept {
   return s.code >= 900 && s.code <= 907;
 }
 /// The call that an allocation outside of a scope is refused as.

@@ -86,7 +86,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
     // Waits for the device if record_stream() named a block that no pool defers. If a capture forbids that,
     // the block is deferred here.
-    if (used_.erase(p) && detail::is_of_capture(detail::wait_for_all_work(driver()))) [[unlikely]]
+    if (used_.erase(p) && detail::is_capture_error(detail::wait_for_all_work(driver()))) [[unlikely]]
       return defer(r, p);
     if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
       give_back_deferred(detail::wait_for_all_work<typename base::driver_type>);
@@ -162,7 +162,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
       blocks.swap(deferred_);
       deferred_count_.store(0, std::memory_order_relaxed);
     }
-    bool const may_not = detail::is_of_capture(wait(driver()));
+    bool const may_not = detail::is_capture_error(wait(driver()));
     for (deferred_block const& b : blocks) {
       if (may_not) {
         defer(b.freed, b.p);

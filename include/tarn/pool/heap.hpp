@@ -247,7 +247,7 @@ class heap {
     status const s = identify(stream, id);
     if (!s.ok()) {
       if (is_lost()) refuse_forked();
-      throw cuda_error(is_of_capture(s) ? refused_for_capture(captured_without_scope) : s,
+      throw cuda_error(is_capture_error(s) ? refused_for_capture(captured_without_scope) : s,
                        driver().device().value);
     }
     return id;
@@ -371,7 +371,7 @@ class heap {
     if (!has_unfinished(space_) && !asks_for_device) return true;
     status s = wait_for_device(may_release(held));
     if (!s.ok()) s = wait_for_device(may_release(held));
-    return !is_of_capture(s);
+    return !is_capture_error(s);
   }
   /// Work may still use the memory when the pool ends: close() will give none of it back.
   void keep_mapped(growth_lock const&) noexcept { keeps_mapped_ = true; }
@@ -462,7 +462,7 @@ class heap {
   looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream, void const* p) noexcept {
     part_ref const part = space_.part_of(p);
     domain_ref found = no_domain;
-    if (is_capture_stream(id)) [[unlikely]] {
+    if (is_captured_id(id)) [[unlikely]] {
       // It has one while its capture is open. With it the order of its streams ends.
       found = space_.streams.find(id, part);
       bool const is_open = found != neutral && !space_.streams[found].gone;

@@ -88,12 +88,12 @@ class ladder {
     if (page_source<source_type>) renew_left();
     set_budget();
     if (request_.part != common)
-      collect_for_part(growing_, space(), order(), hot_, request_.part, !is_captured());
+      collect_for_part(growing_, space(), order(), hot_, request_.part, !taker_is_capturing());
     if (grow_roomy(request_.part == common ? idle.threads : 1)) return;
     if (request_.part == common && return_caches(idle) && take()) return;
     // While a stream is captured its frees cannot be marked, and others' must not wait for it.
     domain_ref const taker = request_.taker;
-    if (others_have_free(space(), taker) && !is_captured()) {
+    if (others_have_free(space(), taker) && !taker_is_capturing()) {
       collect_finished(growing_, space(), order(), hot_, request_.part, taker);
       if (take()) return;
       if (steal(growing_, space(), order(), hot_, taker) && take()) return;
@@ -191,7 +191,7 @@ class ladder {
         growth().visit([&](auto const& memory) { return memory.keep_before(space(), request_); });
     if (reserved() <= keep) return;
     if (domain_ref const taker = request_.taker; !is_neutral(taker)) {
-      if (is_captured()) return;
+      if (taker_is_capturing()) return;
       // Where the device is always behind, a new mark for each growth would never be found complete.
       if (!order().is_running(space(), hot_, taker)) (void)order().settle(space(), hot_, taker);
     }
@@ -234,7 +234,7 @@ class ladder {
       end_quarantine(heap_);
       deferred_.release(growing_, true);
     }
-    if (request_.part != common || !is_captured())
+    if (request_.part != common || !taker_is_capturing())
       finish_all(growing_, space(), order(), hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
     space().make_room();
@@ -259,9 +259,9 @@ class ladder {
   /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or
   /// waited for on its behalf. Asked again before each rung that needs it, since a user's thread may begin a
   /// capture in between.
-  [[nodiscard]] bool is_captured() {
+  [[nodiscard]] bool taker_is_capturing() {
     if (is_neutral(request_.taker)) return false;
-    if (is_capture_stream(space().streams[request_.taker].id)) return true;
+    if (is_captured_id(space().streams[request_.taker].id)) return true;
     stream_ref const stream = space().streams[request_.taker].stream;
     unlocked const released(hot_);
     return may_be_capturing(heap_.driver(), stream);

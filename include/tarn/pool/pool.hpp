@@ -423,19 +423,19 @@ class pool {
   friend graphs_type;
   friend class detail::graph_owner_of<pool>;
 
-  /// Host memory without a device has no streams that can be.
-  static constexpr bool may_be_captured = !std::same_as<driver_type, no_driver>;
+  /// Host memory without a device has no streams that can be captured.
+  static constexpr bool has_captures = !std::same_as<driver_type, no_driver>;
 
   [[nodiscard]] static constexpr typename others_type::goes_to place_in_list() noexcept {
     using goes_to = typename others_type::goes_to;
-    if (!may_be_captured || has_property<Upstream, host_accessible>) return goes_to::no_device;
+    if (!has_captures || has_property<Upstream, host_accessible>) return goes_to::no_device;
     using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Upstream&>()))>;
     return detail::may_stand_on_a_pool<layer>() ? goes_to::another_pool : goes_to::the_device;
   }
 
   /// Whether each deallocation that names a stream asks is_freed_in_capture() first.
   [[nodiscard]] TARN_ALWAYS_INLINE bool asks_at_frees() const noexcept {
-    return may_be_captured && heap_.options().captures == capture_watch::at_frees;
+    return has_captures && heap_.options().captures == capture_watch::at_frees;
   }
   /// Whether a stream that a block is freed on is captured; at most one driver call.
   [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {

@@ -71,7 +71,7 @@ class slow_path {
     misuse_report const last = heap_.misuse_at_end();
     if (heap_.is_crowded()) [[unlikely]] {
       bool const may_mark =
-          id == neutral_id || !(is_capture_stream(id) || may_be_capturing(heap_.driver(), stream));
+          id == neutral_id || !(is_captured_id(id) || may_be_capturing(heap_.driver(), stream));
       heap_.sweep_streams(may_mark ? sweep_of::all_streams : sweep_of::default_streams);
     }
     room_for_region room(heap_.tool(), part == common);
@@ -80,12 +80,12 @@ class slow_path {
     request.part = part;
     // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its
     // capture's part.
-    bool const has_cache = part == common || is_capture_stream(id);
+    bool const has_cache = part == common || is_captured_id(id);
     cache_position position = has_cache ? front_.find_or_make(id, stream) : cache_position{};
     block_batch batch;
     if (position.of_stream != nullptr && request.in_run) {
       batch.wanted = magazine_batch(request.size_class);
-      if (is_capture_stream(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
+      if (is_captured_id(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
     }
     if (!take_from_heap(position, request, batch) && !take_what_captures_cache(position, request, batch)) {
       climb(position, request, batch);
@@ -234,7 +234,7 @@ class slow_path {
   /// and tries again.
   bool take_what_captures_cache(cache_position const& position, block_request const& request,
                                 block_batch& batch) {
-    if (!is_capture_stream(request.id) || position.of_stream == nullptr) return false;
+    if (!is_captured_id(request.id) || position.of_stream == nullptr) return false;
     bool any = false;
     for (auto block = front_.take_of_capture(position); block.p != nullptr;
          block = front_.take_of_capture(position)) {
@@ -254,7 +254,7 @@ class slow_path {
       growth_lock const growing = heap_.lock_growth();
       if (heap_.is_asleep()) [[unlikely]]
         heap_.refuse_asleep(request.asked);
-      if (!is_capture_stream(request.id)) {
+      if (!is_captured_id(request.id)) {
         deferred_.release(growing, false);
         if (graphs_.has_ended()) (void)graphs_.reap(growing, pool_, false);
       }

@@ -39,7 +39,7 @@ struct async_calls {
   static status give_lost(D const& driver, void* p, std::size_t, std::size_t) noexcept {
     return give_on_own_stream(driver, p, [&](stream_ref own) {
       status const s = detail::order_behind_lost(driver, own);
-      return detail::is_of_capture(s) ? detail::wait_past_captures(driver) : s;
+      return detail::is_capture_error(s) ? detail::wait_past_captures(driver) : s;
     });
   }
 
@@ -71,7 +71,7 @@ struct async_calls {
     bool const own = driver.create_stream(stream).ok();
     if (!own) stream = {};  // a wait on the device is better than a leak
     status s = order(stream);
-    if (!detail::is_of_capture(s)) s = driver.free_async(p, stream);
+    if (!detail::is_capture_error(s)) s = driver.free_async(p, stream);
     if (own) (void)driver.destroy_stream(stream);
     return s;
   }

@@ -34,10 +34,10 @@ inline constexpr stream_id neutral_id = ~stream_id{0};
 /// The identity that memory of a graph capture is kept under (pool/graph/): no stream has one with these two
 /// bits, see cuda_driver. Nothing is recorded on it and no other stream takes its memory. When the capture
 /// ends, its memory becomes neutral.
-[[nodiscard]] constexpr stream_id capture_stream_id(std::uint64_t number) noexcept {
+[[nodiscard]] constexpr stream_id captured_id(std::uint64_t number) noexcept {
   return stream_id{1} << 62 | number;
 }
-[[nodiscard]] constexpr bool is_capture_stream(stream_id id) noexcept {
+[[nodiscard]] constexpr bool is_captured_id(stream_id id) noexcept {
   return id >> 62 == 1;
 }
 

@@ -456,7 +456,7 @@ class front {
       cache.count_live(-static_cast<std::int64_t>(size.bytes_in(k)), -1);
       return true;
     }
-    if (is_capture_stream(id) && of_stream->of_capture.put(p, size.large_bytes())) {
+    if (is_captured_id(id) && of_stream->of_capture.put(p, size.large_bytes())) {
       cache.count_live(-static_cast<std::int64_t>(size.large_bytes()), -1);
       cache.count_held(size.large_bytes(), 0);
       return true;

@@ -129,7 +129,7 @@ struct alignas(cache_line_bytes) thread_cache {
   /// Each capture has an identity of its own. They share a bit, so that its end visits only threads that took
   /// part in captures.
   [[nodiscard]] static std::uint64_t bit_of(stream_id id) noexcept {
-    return std::uint64_t{1} << (is_capture_stream(id) ? 0 : id * 0x9E3779B97F4A7C15U >> 58);
+    return std::uint64_t{1} << (is_captured_id(id) ? 0 : id * 0x9E3779B97F4A7C15U >> 58);
   }
 
   TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {

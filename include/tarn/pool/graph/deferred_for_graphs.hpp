@@ -27,12 +27,12 @@ class deferred_for_graphs {
   /// Defers a block until none of its users is left, and `by`, if a capture freed it. Returns false if there
   /// is none. Without host memory to record it, the block is deferred until the pool ends. So is one of an
   /// unknown capture.
-  bool defer(block_of_graphs& b, bool is_of_capture, graph_parts* by) noexcept {
-    if (!is_of_capture && b.users.empty()) return false;
+  bool defer(block_of_graphs& b, bool freed_in_capture, graph_parts* by) noexcept {
+    if (!freed_in_capture && b.users.empty()) return false;
     std::lock_guard const guard(mutex_);
     b.users.drop_over();
-    if (is_of_capture && by != nullptr) b.users.add(*by);
-    bool const until_end = (is_of_capture && by == nullptr) || b.users.is_too_many();
+    if (freed_in_capture && by != nullptr) b.users.add(*by);
+    bool const until_end = (freed_in_capture && by == nullptr) || b.users.is_too_many();
     if (b.users.empty() && !until_end) return false;
     pool_.count_for_graphs(b.bytes, b.alignment, 1);
     if (!until_end) {

@@ -28,7 +28,7 @@ class end_mark {
       if (!is_marked_) {
         status s = event_ != nullptr ? status{} : driver_.create_event(event_);
         if (s.ok()) s = record_all_work_in_use(driver_, event_);
-        waits_for_capture_ = is_of_capture(s);
+        waits_for_capture_ = is_capture_error(s);
         if (s.kind == failure::unloading || s.kind == failure::unsupported)
           return is_complete_ = host_waits();
         is_marked_ = s.ok();
@@ -57,7 +57,7 @@ class end_mark {
  private:
   bool host_waits() noexcept {
     status const s = wait_for_all_work(driver_);
-    waits_for_capture_ = is_of_capture(s);
+    waits_for_capture_ = is_capture_error(s);
     return s.ok() || s.kind == failure::unloading;
   }
 

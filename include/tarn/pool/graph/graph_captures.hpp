@@ -54,8 +54,8 @@ class graph_captures {
   [[nodiscard]] captured_stream of_allocation(stream_id id, stream_ref stream) {
     if (captured_stream const at = of_this_thread(id); at.is_captured()) return at;
     captured_stream const at = known(id);
-    return at.is_captured() || !is_captured_unknown(stream) ? at
-                                                            : join(stream_ref::from(stream.handle(), id));
+    return at.is_captured() || !is_unannounced_capture(stream) ? at
+                                                               : join(stream_ref::from(stream.handle(), id));
   }
   /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
   [[nodiscard]] captured_stream of_deallocation(stream_id id, stream_ref stream,
@@ -66,7 +66,7 @@ class graph_captures {
     if (at.is_captured() || then == if_unknown::not_captured) return at;
     if (!looks_outside_scopes() && !may_have_joined()) return at;
     if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
-    at.captured_as = capture_stream_id(0);
+    at.captured_as = captured_id(0);
     at.is_guess = true;
     std::lock_guard const guard(mutex_);
     if (scope const* const guessed = guess(); guessed != nullptr) at.owner = guessed->owner;
@@ -172,7 +172,7 @@ class graph_captures {
   }
   /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have
   /// opened a scope, or in capture_watch::always.
-  [[nodiscard]] bool is_captured_unknown(stream_ref stream) const noexcept {
+  [[nodiscard]] bool is_unannounced_capture(stream_ref stream) const noexcept {
     return !is_legacy_stream<driver_type>(stream) && may_have_joined() &&
            is_capturing(heap_.driver(), stream);
   }
@@ -261,7 +261,7 @@ class graph_captures {
       if (place == captured_streams::most) {
         place = heap_.captured.free_place();
         if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
-        of.captured_as = capture_stream_id(last_identity_ + 1);
+        of.captured_as = captured_id(last_identity_ + 1);
         of.stream = id;
         {
           hot_lock const held = heap_.lock_hot();

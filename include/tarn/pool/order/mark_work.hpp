@@ -54,7 +54,7 @@ mark_result mark_default_streams(Driver const& driver, event_handle event, strea
     if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
     return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
   });
-  captured = is_of_capture(s);
+  captured = is_capture_error(s);
   return s.ok() ? mark_result::marked : mark_result::refused;
 }
 
@@ -75,7 +75,7 @@ mark_result mark_work(Driver const& driver, device_id device, event_handle event
     status const s =
         device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
     if (s.ok()) return mark_result::marked;
-    captured = is_of_capture(s);
+    captured = is_capture_error(s);
     return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
   } else {
     if (device == unknown_device) return mark_result::gone;

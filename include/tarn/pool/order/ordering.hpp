@@ -31,8 +31,8 @@ enum class gone_stream : std::uint8_t {
   stays_unknown   ///< nothing waits
 };
 
-/// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph:
-/// marking other streams' work would invalidate the capture.
+/// As is_capturing(), but true if the driver cannot report it. Then nothing may be recorded or waited for on
+/// behalf of the stream: marking other streams' work would invalidate the capture.
 template <stream_driver Driver>
 [[nodiscard]] bool may_be_capturing(Driver const& driver, stream_ref stream) noexcept {
   bool capturing = true;
@@ -55,7 +55,7 @@ class ordering {
   progress settle(arena& a, may_release hot, domain_ref d, gone_stream gone = gone_stream::is_waited_for) {
     stream_domain& domain = a.streams[d];
     if (domain.is_neutral() || domain.is_completed()) return progress::completed;
-    if (is_capture_stream(domain.id)) return progress::unknown;
+    if (is_captured_id(domain.id)) return progress::unknown;
     if (domain.recorded < domain.freed) {
       std::uint64_t const mark = domain.epoch++;
       stream_ref const stream = domain.stream;
@@ -223,7 +223,7 @@ class ordering {
     sequence<domain_ref> chosen;
     each([&](domain_ref d) {
       stream_domain const& domain = a.streams[d];
-      if (domain.recorded >= domain.freed || domain.is_neutral() || is_capture_stream(domain.id)) return;
+      if (domain.recorded >= domain.freed || domain.is_neutral() || is_captured_id(domain.id)) return;
       if (is_default_stream(domain.stream)) return;
       if (device_to_mark(driver_, domain.stream, named_) == there.device()) chosen.push_back(d);
     });

@@ -223,7 +223,7 @@ void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, ma
       return;
     }
     // The domain of a captured stream says that its capture is open, or is gone.
-    if (domain.climbing || (is_capture_stream(domain.id) && !domain.gone)) return;
+    if (domain.climbing || (is_captured_id(domain.id) && !domain.gone)) return;
     // A destroyed stream with nothing to wait for needs no query.
     bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
     if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) return;
