@@ -2330,8 +2330,8 @@ PLANTED = {
         Mutant(
             "a large pool leaves the free parts of handles beside whole ones as memory becomes scarce",
             "pool/ladder.hpp",
-            "uses_up_parts(live, left());",
-            "uses_up_parts(live, max_request_bytes);",
+            "uses_up_ends(live, left());",
+            "uses_up_ends(live, max_request_bytes);",
             finder="tests/pool/growth.cpp",
         ),
         Mutant(

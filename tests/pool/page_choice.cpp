@@ -31,7 +31,7 @@ struct handles {
   page_map map;
   std::vector<live_part> parts;
 
-  bool uses_up_parts = true;
+  bool uses_up_ends = true;
 
   explicit handles(std::vector<live_part> const& live) : parts(live) {
     std::size_t const bytes = live.size() * 2_MiB;
@@ -58,7 +58,7 @@ struct handles {
     growth_request request;
     request.where = zone::larger;
     request.bytes = bytes;
-    request.uses_up_parts = uses_up_parts;
+    request.uses_up_ends = uses_up_ends;
     free_pieces free = find_pieces(space, map, request);
     return choose_pieces(free, request, bytes);
   }
@@ -188,7 +188,7 @@ TEST_CASE("choose_pieces that does not use up parts takes few pieces, each handl
   int found = 0;
   for (int round = 0; round < 3000; ++round) {
     handles h(random_parts(random, 2 + random() % 12));
-    h.uses_up_parts = false;
+    h.uses_up_ends = false;
     std::size_t const bytes = (1 + random() % 200) * grain;
     choice const c = h.choose(bytes);
     if (c.lack != 0) continue;
@@ -206,13 +206,13 @@ TEST_CASE("choose_pieces that uses up parts lacks less", "[pool][page_choice]") 
   // A handle that is free at its end, one that is free at its start, and no other free memory.
   handles h({{0, 512_KiB}, {1_MiB, 2_MiB}});
   CHECK(h.choose(6_MiB).lack == 6_MiB - 1536_KiB - 1_MiB);
-  h.uses_up_parts = false;
+  h.uses_up_ends = false;
   CHECK(h.choose(6_MiB).lack == 6_MiB - 1536_KiB);
 }
 
-TEST_CASE("uses_up_parts holds for small pools, and for all where memory is scarce", "[pool][page_choice]") {
-  CHECK(uses_up_parts(700_MiB, max_request_bytes));
-  CHECK_FALSE(uses_up_parts(800_MiB, max_request_bytes));
-  CHECK(uses_up_parts(48_GiB, 1023_MiB));
-  CHECK_FALSE(uses_up_parts(48_GiB, 1_GiB));
+TEST_CASE("uses_up_ends holds for small pools, and for all where memory is scarce", "[pool][page_choice]") {
+  CHECK(uses_up_ends(700_MiB, max_request_bytes));
+  CHECK_FALSE(uses_up_ends(800_MiB, max_request_bytes));
+  CHECK(uses_up_ends(48_GiB, 1023_MiB));
+  CHECK_FALSE(uses_up_ends(48_GiB, 1_GiB));
 }

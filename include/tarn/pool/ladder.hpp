@@ -325,7 +325,7 @@ class ladder {
                                 ? min_of(shared_handle(live, request_.bytes), request_.largest_handle)
                                 : usual_granule;
     request_.may_remap = may_remap(options);
-    request_.uses_up_parts = uses_up_parts(live, left());
+    request_.uses_up_ends = uses_up_ends(live, left());
     request_.device_bytes = heap_.left(growing_).device_total();
     if (!heap_.uses_pages()) request_.segment = segment_to_share();
     if (!request_.may_remap) {

@@ -16,17 +16,17 @@ inline constexpr std::size_t reservation_factor = 16;
 
 class address_space {
  public:
-  /// Starts with one hole per part. Requires room for zone_count + 1 ranges.
+  /// Starts with one hole for each zone, and one for views. Requires room for zone_count + 1 ranges.
   void open(arena& a, std::uintptr_t base, std::size_t bytes) noexcept {
     base_ = base;
-    part_ = bytes / 4;
-    for (std::size_t z = 0; z < zone_count; ++z) add_hole(a, homes_[z], base + part_ * z, part_);
+    quarter_ = bytes / 4;
+    for (std::size_t z = 0; z < zone_count; ++z) add_hole(a, homes_[z], base + quarter_ * z, quarter_);
     add_hole(a, views_, base + bytes / 2, bytes / 2);
   }
 
   /// The zone of a home address.
   [[nodiscard]] zone zone_at(std::uintptr_t home) const noexcept {
-    return static_cast<zone>((home - base_) / part_);
+    return static_cast<zone>((home - base_) / quarter_);
   }
 
   /// A hole of at least `bytes`, 0 if there is none; changes nothing. O(1)
@@ -76,12 +76,12 @@ class address_space {
   }
   /// By address, not by zone: a handle that changed its zone keeps its home address.
   [[nodiscard]] range_index& index_of(std::uintptr_t address) noexcept {
-    std::size_t const part = (address - base_) / part_;
-    return part < zone_count ? homes_[part] : views_;
+    std::size_t const quarter = (address - base_) / quarter_;
+    return quarter < zone_count ? homes_[quarter] : views_;
   }
 
   std::uintptr_t base_ = 0;
-  std::size_t part_ = 1;
+  std::size_t quarter_ = 1;
   range_index homes_[zone_count];
   range_index views_;
 };

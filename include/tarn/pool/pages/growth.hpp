@@ -79,11 +79,11 @@ struct growth_request {
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
   std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created
-  std::size_t segment = 0;  ///< bytes of a new segment, if the source has as many; at least those requested
-  bool may_exceed = true;   ///< if remapping does not suffice, create more anyway
-  bool may_remap = true;    ///< false: handles are mapped only at their home addresses
-  bool uses_up_parts = false;  ///< see the function uses_up_parts()
-  bool extend = true;          ///< whether a free range followed by a hole may be extended
+  std::size_t segment = 0;    ///< bytes of a new segment, if the source has as many; at least those requested
+  bool may_exceed = true;     ///< if remapping does not suffice, create more anyway
+  bool may_remap = true;      ///< false: handles are mapped only at their home addresses
+  bool uses_up_ends = false;  ///< see the function uses_up_ends()
+  bool extend = true;         ///< whether a free range followed by a hole may be extended
 };
 
 /// Counts a handle, or a segment, that was taken from the driver.

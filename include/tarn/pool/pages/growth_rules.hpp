@@ -39,7 +39,7 @@ namespace TARN_NAMESPACE::detail {
 /// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used
 /// handles before whole handles: in a pool whose live peak, `peak` bytes, is small, since there these
 /// parts are a large share, and where less than a 48th of it, `left` bytes, can still be created.
-[[nodiscard]] constexpr bool uses_up_parts(std::size_t peak, std::size_t left) noexcept {
+[[nodiscard]] constexpr bool uses_up_ends(std::size_t peak, std::size_t left) noexcept {
   return peak < 768_MiB || left < peak / 48;
 }
 

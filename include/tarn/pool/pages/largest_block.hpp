@@ -101,9 +101,9 @@ class largest_size {
   most.consider(whole + fresh);
   most.consider(zone::larger, whole + pair.bytes());
   most.consider(zone::larger, whole + end + fresh);
-  std::size_t const with_parts = whole + pair.bytes() + fresh;
-  if (uses_up_parts(max_of(a.live_peak, a.live_bytes + with_parts), left))
-    most.consider(zone::larger, with_parts);
+  std::size_t const with_ends = whole + pair.bytes() + fresh;
+  if (uses_up_ends(max_of(a.live_peak, a.live_bytes + with_ends), left))
+    most.consider(zone::larger, with_ends);
   return most.bytes();
 }
 

@@ -125,7 +125,7 @@ inline piece_pair choose_ends(free_pieces& free, piece_pair const& most, piece c
 inline choice choose_pieces(free_pieces& free, growth_request const& request, std::size_t bytes,
                             view const* after = nullptr) {
   if (after != nullptr) free.mark(*after);
-  bool const packs = request.uses_up_parts;
+  bool const packs = request.uses_up_ends;
   auto const largest = [&] {
     return after != nullptr ? piece_pair{{}, free.largest_start()} : largest_pair(free);
   };

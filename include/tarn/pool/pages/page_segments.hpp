@@ -63,7 +63,7 @@ class page_segments {
   walked walk(std::uintptr_t address, std::size_t bytes, F const& f) {
     if (!map_.contains(address) || bytes > map_.base() + map_.bytes() - address) return {};
     if (!map_.is_home(address)) {
-      view* const v = views_.each_part(address, bytes, f);
+      view* const v = views_.each_handle(address, bytes, f);
       return {v != nullptr, v};
     }
     for (std::size_t done = 0; done < bytes;) {

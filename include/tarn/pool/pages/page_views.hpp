@@ -123,7 +123,7 @@ class page_views {
   /// Calls f(handle, offset, bytes) for the parts of the handles behind addresses of a view, in order, until
   /// f returns false. Returns the view, or null if there is none with all of them. O(views)
   template <class F>
-  view* each_part(std::uintptr_t address, std::size_t bytes, F const& f) {
+  view* each_handle(std::uintptr_t address, std::size_t bytes, F const& f) {
     for (view& v : views_) {
       TARN_VISIT();
       if (v.region == 0 || address < v.address || address - v.address >= v.bytes) continue;
