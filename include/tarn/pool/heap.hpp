@@ -240,7 +240,7 @@ class heap {
     return identify_named<named>(driver(), stream, id);
   }
   /// @throws cuda_error  the driver does not know the stream
-  [[nodiscard]] TARN_ALWAYS_INLINE stream_id identity(stream_ref stream) const {
+  [[nodiscard]] TARN_ALWAYS_INLINE stream_id identity_of(stream_ref stream) const {
     if (stream.id() != stream_ref::unknown_id) [[likely]]
       return stream.id();
     stream_id id = 0;
@@ -255,7 +255,7 @@ class heap {
 
   /// A stream that exists, with its identity and, for later, the device where it lives. @throws cuda_error
   /// the driver does not know it
-  [[nodiscard]] stream_ref known(stream_ref stream) const {
+  [[nodiscard]] stream_ref with_identity(stream_ref stream) const {
     stream_id id = stream.id();
     if (id != stream_ref::unknown_id) return stream;
     if (status const s = identify(stream, id); !s.ok()) throw cuda_error(s, driver().device().value);

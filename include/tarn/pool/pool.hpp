@@ -147,7 +147,7 @@ class pool {
   template <class Size>
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sized(Size size, stream_ref stream, std::size_t bytes,
                                                         std::size_t alignment) {
-    return allocate_on(heap_.identity(stream), stream, size, bytes, alignment);
+    return allocate_on(heap_.identity_of(stream), stream, size, bytes, alignment);
   }
   template <class Size>
   TARN_ALWAYS_INLINE void deallocate_sized(Size size, stream_ref stream, void* p, std::size_t bytes,

@@ -53,7 +53,7 @@ class graph_captures {
   /// @throws cuda_error  it is captured, and it is not known by which capture
   [[nodiscard]] captured_stream of_allocation(stream_id id, stream_ref stream) {
     if (captured_stream const at = of_this_thread(id); at.is_captured()) return at;
-    captured_stream const at = known(id);
+    captured_stream const at = known_capture_of(id);
     return at.is_captured() || !is_unannounced_capture(stream) ? at
                                                                : join(stream_ref::from(stream.handle(), id));
   }
@@ -62,7 +62,7 @@ class graph_captures {
                                                 if_unknown then = if_unknown::ask) noexcept {
     if (id == neutral_id || id == stream_ref::unknown_id || !watches_frees()) return {};
     captured_stream at = of_this_thread(id);
-    if (!at.is_captured()) at = known(id);
+    if (!at.is_captured()) at = known_capture_of(id);
     if (at.is_captured() || then == if_unknown::not_captured) return at;
     if (!looks_outside_scopes() && !may_have_joined()) return at;
     if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
@@ -78,7 +78,7 @@ class graph_captures {
   /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which
   /// capture; nothing has changed
   [[nodiscard]] captured_stream of_use(stream_ref& stream) {
-    stream_ref const named = std::exchange(stream, heap_.known(stream));
+    stream_ref const named = std::exchange(stream, heap_.with_identity(stream));
     captured_stream const at = of_deallocation(stream.id(), named);
     if (at.is_captured() && at.owner == nullptr) refuse_unknown();
     return at;
@@ -124,7 +124,7 @@ class graph_captures {
   /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another
   /// one's, or too many streams
   void add(graph_parts& owner, capture_number number, stream_ref stream) {
-    captured_stream const at = known(stream.id());
+    captured_stream const at = known_capture_of(stream.id());
     if (!at.is_captured() || at.capture == number) return (void)add_stream(stream, {0, number, &owner});
     if (at.owner != &owner) refuse("capture_scope::join (this stream is part of another owner's capture)");
   }
@@ -164,7 +164,7 @@ class graph_captures {
   }
   /// The capture that a stream is known to be part of; `captured_as` is 0 if none. Its scope keeps the
   /// owner's record.
-  [[nodiscard]] captured_stream known(stream_id id) const noexcept {
+  [[nodiscard]] captured_stream known_capture_of(stream_id id) const noexcept {
     if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
     std::lock_guard const guard(mutex_);
     std::size_t const place = heap_.captured.find(id);
@@ -196,7 +196,7 @@ class graph_captures {
       of = {0, guessed->number, guessed->owner};
     }
     (void)add_stream(stream, of);
-    return known(stream.id());
+    return known_capture_of(stream.id());
   }
   /// The scope of the calling thread; null if it has none or several. Under the mutex.
   [[nodiscard]] scope const* guess() const noexcept {

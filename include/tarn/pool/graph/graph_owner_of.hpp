@@ -32,7 +32,7 @@ class graph_owner_of final : public graph_owner {
   }
   void join_capture(capture_number capture, stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
-    whole_.graphs_.captures().add(parts_, capture, whole_.heap_.known(stream));
+    whole_.graphs_.captures().add(parts_, capture, whole_.heap_.with_identity(stream));
   }
   void end_capture(capture_number capture) noexcept override {
     if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest
@@ -43,7 +43,7 @@ class graph_owner_of final : public graph_owner {
   [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(parts_); }
   /// See graph_memory::allocate(); `bytes` is not 0.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    stream_id id = whole_.heap_.identity(stream);
+    stream_id id = whole_.heap_.identity_of(stream);
     whole_.heap_.require_ready(id, bytes, alignment);
     captured_stream at;
     if (whole_.graphs_.is_watching()) at = whole_.graphs_.captures().of_allocation(id, stream);

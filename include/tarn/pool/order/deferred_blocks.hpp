@@ -29,7 +29,7 @@ class deferred_blocks {
   deferred_blocks& operator=(deferred_blocks&&) = delete;
 
   /// See recorded_streams::record(). @throws std::bad_alloc, cuda_error: nothing has changed
-  void record(void* p, stream_ref stream) { uses_.record(p, heap_.known(stream)); }
+  void record(void* p, stream_ref stream) { uses_.record(p, heap_.with_identity(stream)); }
 
   /// Returns false if no block has a recorded use, and there is no graph memory. One relaxed load.
   [[nodiscard]] TARN_ALWAYS_INLINE bool any_recorded() const noexcept { return uses_.any(); }
