@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
   fs::path const folder = argc > 1 ? fs::path(argv[1]) : fs::temp_directory_path() / "tarn_example_snapshot";
   fs::create_directories(folder);
 
-  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::with_history{.history = 100'000};
+  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::with_history{};
   tarn::stream const stream;
   auto const buffer_of = [&](char const* name, std::size_t bytes) {
     tarn::tag_scope const here{name};

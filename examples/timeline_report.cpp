@@ -11,7 +11,7 @@
 using namespace tarn::literals;
 
 int main() {
-  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::with_history{.history = 100'000};
+  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::with_history{};
   // Optional: without it, the page shows all through what is reserved at the end.
   tarn::remember_growth(memory);
   tarn::stream const stream;

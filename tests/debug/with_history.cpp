@@ -51,7 +51,7 @@ TEST_CASE("with_history meets the resource contract", "[policy][with_history]") 
 TEST_CASE("with_history records the sizes, stream, line and time of a live block", "[policy][with_history]") {
   sim_machine const machine;
   basic_stream<sim_driver> const a(machine.driver());
-  auto memory = sim_pages(machine.driver()) | pooled{} | with_history{.clock = &ticking};
+  auto memory = sim_pages(machine.driver()) | pooled{} | with_history{.history = 0, .clock = &ticking};
   void* const p = memory.allocate(a, 1000);
   int const line = __LINE__ - 1;
   void* const q = memory.allocate_sync(3_MiB);
@@ -86,6 +86,17 @@ TEST_CASE("with_history records the sizes, stream, line and time of a live block
   r = record_of(memory);
   CHECK(r.live.empty());
   CHECK(r.forgotten_events == 4);
+}
+
+TEST_CASE("with_history by default keeps the latest 100,000 events", "[policy][with_history]") {
+  auto memory = host_memory{} | with_history{};
+  for (int i = 0; i < 50'001; ++i) memory.deallocate({}, memory.allocate({}, 10), 10);
+  memory_history const r = record_of(memory);
+  CHECK(r.events.size() == 100'000);
+  CHECK(r.forgotten_events == 2);
+  CHECK(sizeof(history_event) == 56);
+  CHECK(memory->host_bytes() >= 5'600'000);
+  CHECK(memory->host_bytes() < 5'700'000);
 }
 
 TEST_CASE("with_history records the identity of a stream that came as a handle, and asks for it once",

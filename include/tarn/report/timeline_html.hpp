@@ -87,7 +87,7 @@ inline void add_html_text(std::string& to, std::string_view text) {
 
 /// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes per
 /// event. The curves pass through what is live at `now_ns`: earlier events are undone from there, later ones
-/// applied. Without recorded calls (with_history{.history = 100'000}) there is no curve of live bytes, and no
+/// applied. Without recorded calls (see with_history) there is no curve of live bytes, and no
 /// peak.
 /// @param out  its state shows whether everything was written: check it afterwards
 /// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then

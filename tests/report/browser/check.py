@@ -217,7 +217,7 @@ def check_spike(b, want):
 def check_without_history(b, name):
     """Without calls no curve of live bytes is drawn, and no peak is named; what the pool reserved is drawn if it was recorded."""
     note = b.run("document.getElementById('chart-note').textContent")
-    promise("No calls were recorded" in note and "with_history{.history" in note, f"{name}: the page shows how to record calls", note)
+    promise("No calls were recorded" in note and "tarn::with_history{}" in note, f"{name}: the page shows how to record calls", note)
     promise(b.run("document.querySelector('#tiles dd').textContent") == "–", f"{name}: no peak is claimed")
     promise(b.run("document.getElementById('moment-title').textContent") == "Live at the snapshot", f"{name}: the tables show the snapshot")
     promise("peak" not in b.run("document.querySelector('#panel-tags thead').textContent").replace("Its own peak", ""),

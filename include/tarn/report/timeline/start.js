@@ -34,7 +34,7 @@ const showTop = () => {
   byId('tiles').dataset.liveBytes = live;
   if (!model.knowsCalls) {
     byId('chart-note').textContent = 'No calls were recorded, so there is no curve of live bytes. To record them, add a history ' +
-      'above the pool: pool | tarn::with_history{.history = 100\'000}';
+      'above the pool: pool | tarn::with_history{}';
   } else if (info.forgotten) {
     byId('chart-note').textContent = `The record begins after ${counted(info.forgotten, 'earlier call')}: ` +
       'a higher peak may lie before it.';
