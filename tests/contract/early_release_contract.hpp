@@ -33,7 +33,7 @@ std::vector<T> counted_elements(std::size_t n, T from) {
 /// @param pinned  a pool of pinned memory
 /// @param busy    busy(stream) puts work on it that continues long after the call has returned
 template <class Memory, class Pinned, class Busy>
-void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
+void free_on_contract(Memory memory, Pinned pinned, Busy const& busy) {
   using namespace tarn;
   std::size_t const n = 700'000;
   basic_stream const a(memory.driver());
@@ -52,7 +52,7 @@ void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
   buffer.copy_to(seen);
   REQUIRE(memory.driver().copy(a, seen_array.data(), array.get(), n * 4).ok());
   free_on(b, std::move(buffer), std::move(array));
-  CHECK((buffer.empty() && buffer.capacity() == 0 && !array));  // NOLINT: retired owners are empty
+  CHECK((buffer.empty() && buffer.capacity() == 0 && !array));  // NOLINT: such owners are empty
   CHECK(buffer.stream() == stream_ref(a));
   auto next = make_device_buffer<std::uint32_t>(memory, n, b);
   auto next_array = make_device_buffer<std::uint32_t>(memory, n, b);
@@ -67,13 +67,13 @@ void retire_contract(Memory memory, Pinned pinned, Busy const& busy) {
   busy(b);
   next.copy_from(std::span<std::uint32_t const>(seen));
   free_on(std::move(seen), b);
-  CHECK(seen.empty());  // NOLINT: retired owners are empty
+  CHECK(seen.empty());  // NOLINT: such owners are empty
   {
     pinned_buffer<std::uint32_t, Pinned> later(pinned, n, elements::uninitialised, a);
     for (auto& word : later) word = 3;
     CHECK((elements_of<std::uint32_t>(next) == ones));
   }
-  buffer.resize(10);  // a retired owner can be used again
+  buffer.resize(10);  // such an owner can be used again
   CHECK(buffer.size() == 10);
 }
 

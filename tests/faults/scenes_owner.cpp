@@ -230,7 +230,7 @@ void what_is_free(trial& t) {
   t.attempt("available_memory", [&] { (void)available_memory(memory); });
 }
 
-/// Evicted contents are copied back or passed on; retired or rewound owners leave nothing behind.
+/// Evicted contents are copied back or passed on; owners given to free_on() or rewound leave nothing behind.
 void early_release(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());
@@ -261,7 +261,7 @@ void early_release(trial& t) {
     t.check(holds_numbers(t, first, 5), "evicted elements lost");
   if (!t.struck())
     t.check(first.size() == 5 && second.size() == 500'000, "evicted elements were not restored");
-  t.attempt("retire", [&] { free_on(b, std::move(first), std::move(second)); });
+  t.attempt("free_on", [&] { free_on(b, std::move(first), std::move(second)); });
   t.attempt("scratch", [&] {
     scratch arena{memory, 100'000, a};
     rewind_scope const step{arena};

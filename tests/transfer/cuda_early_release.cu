@@ -28,13 +28,13 @@ using cuda_early_release_test::busy;
 TEST_CASE("retire on CUDA orders the release after the last user", "[raii][free_on][cuda]") {
   if (!has_cuda_devices()) return;
   SECTION("pages") {
-    tarn_test::retire_contract(device_pool{}, pinned_host{} | pooled{}, busy{});
+    tarn_test::free_on_contract(device_pool{}, pinned_host{} | pooled{}, busy{});
   }
   SECTION("cudaMalloc") {
-    tarn_test::retire_contract(cuda_malloc{} | pooled{}, pinned_host{} | pooled{}, busy{});
+    tarn_test::free_on_contract(cuda_malloc{} | pooled{}, pinned_host{} | pooled{}, busy{});
   }
   SECTION("cudaMallocAsync, without a pool") {
-    tarn_test::retire_contract(cuda_async{}, pinned_host{} | pooled{}, busy{});
+    tarn_test::free_on_contract(cuda_async{}, pinned_host{} | pooled{}, busy{});
   }
   CHECK(cudaGetLastError() == cudaSuccess);
 }

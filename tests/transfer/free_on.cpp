@@ -16,7 +16,7 @@ using tarn_test::watched_machine;
 TEST_CASE("retire orders the release after the last user on any schedule", "[raii][free_on][stream]") {
   for (unsigned const seed : {0U, 1U, 2U, 3U}) {
     watched_machine const t(seed);
-    tarn_test::retire_contract(t.pool(), t.pinned(), t.busy());
+    tarn_test::free_on_contract(t.pool(), t.pinned(), t.busy());
     CHECK(t.machine.findings().empty());
   }
 }

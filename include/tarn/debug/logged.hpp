@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// logged: passes each call to a hook, for any logging that a program uses.
+// logged: passes each call to a hook, for any logging that a program uses. `tracked` counts calls, `traced`
+// writes them to a file, `tagged` names them.
 
 #include <concepts>
 #include <cstddef>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tagged: a handle on the same memory that gives a tag to all allocations through it.
+// tagged: a handle on the same memory that gives a tag to all allocations through it. `tracked` counts them,
+// `traced` writes them to a file, `logged` passes them to a hook.
 
 #include <string_view>
 #include <utility>

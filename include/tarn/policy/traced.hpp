@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// traced: writes every call as a trace for tarn_replay, so that a program can be measured against any pool.
+// traced: writes every call to a file, a trace with which tarn_replay measures any pool. `tracked` counts
+// calls, `logged` passes them to a hook, `tagged` names them.
 
 #include <cerrno>
 #include <cstddef>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tracked: statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water
-// scopes.
+// tracked: counts the blocks that were handed out, as PyTorch's memory_stats does, with independent
+// high-water scopes. `traced` writes the calls to a file, `logged` passes them to a hook, `tagged` names
+// them.
 
 #include <concepts>
 #include <cstddef>

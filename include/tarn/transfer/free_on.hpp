@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// retire: frees the memory of an owner early, in the order of the stream that used it last.
+// free_on: frees the memory of an owner early, in the order of the stream that used it last.
 //
 // Three ways to report that memory was used on a stream other than its owner's:
 //
-//                    order of the two streams          when the memory is free          for
-//   set_stream(s)    made now, by an event             later, when the owner ends      s continues to own the work
-//   record_stream(p,s)  made when the owner frees         once the device has passed s,   additional uses, e.g. of a copy
-//                                                      for the owner's stream; pools only
-//   free_on(b, s)     made now, or known to exist       at once, for later work on s    s was the last to use it
+//                        order of the streams       when the memory is free       for
+//   set_stream(s)        made now, by an event      when the owner ends           s continues to own the work
+//   record_stream(p, s)  made when the owner frees  once the device has passed    more uses, as of a copy; pools only
+//                                                   s, for the owner's stream
+//   free_on(owner, s)    made now, or it exists     at once, for later work on s  s was the last to use it
 
 #include <concepts>
 #include <cstddef>
