@@ -219,8 +219,8 @@ TEST_CASE("has_property, resource and page_source distinguish resources",
   CHECK(cache_line_bytes == 64);
 }
 
-TEST_CASE("stat keeps its peak through decreases and resets", "[core][counter]") {
-  tarn::stat s;
+TEST_CASE("counter keeps its peak through decreases and resets", "[core][counter]") {
+  tarn::counter s;
   s.increase(10);
   s.decrease(4);
   s.increase(2);

@@ -134,7 +134,7 @@ struct counted_blocks {
   std::int64_t check(tracked_numbers& numbers, tracked_kinds const& off) const {
     tracked_statistics const s = numbers.statistics();
     std::int64_t most = 0;
-    auto const is = [&](tarn::stat const& n, std::int64_t now, std::int64_t top, std::int64_t in,
+    auto const is = [&](tarn::counter const& n, std::int64_t now, std::int64_t top, std::int64_t in,
                         std::int64_t out, std::int64_t bound) {
       CHECK(n.current == now);
       CHECK(n.allocated == in);
@@ -144,10 +144,10 @@ struct counted_blocks {
       most = std::max(most, std::abs(n.peak - top));
     };
     for (std::size_t g = 0; g < 3; ++g) {
-      std::array<tarn::stat const*, 3> const plain{&s.allocations[g], &s.allocated_bytes[g],
-                                                   &s.requested_bytes[g]};
-      std::array<tarn::stat const*, 3> const both{&s.active[g], &s.active_bytes[g],
-                                                  &s.active_requested_bytes[g]};
+      std::array<tarn::counter const*, 3> const plain{&s.allocations[g], &s.allocated_bytes[g],
+                                                      &s.requested_bytes[g]};
+      std::array<tarn::counter const*, 3> const both{&s.active[g], &s.active_bytes[g],
+                                                     &s.active_requested_bytes[g]};
       for (std::size_t k = 0; k < 3; ++k) {
         is(*plain[k], current[g][k], peak[g][k], came[g][k], left[g][k], off[k]);
         is(*both[k], active[g][k], active_peak[g][k], came[g][k], stopped[g][k], off[k]);
@@ -546,7 +546,7 @@ TEST_CASE(
   int wrong = 0;
   for (int i = 0; i < 30'000; ++i) {
     tracked_statistics const s = numbers.statistics();
-    for (tarn::stat const& n : {s.allocations[0], s.allocated_bytes[0], s.requested_bytes[0], s.active[0]})
+    for (tarn::counter const& n : {s.allocations[0], s.allocated_bytes[0], s.requested_bytes[0], s.active[0]})
       wrong += n.current < 0 || n.freed < 0 || n.freed > n.allocated || n.peak < n.current;
     // What one thread has not published is off by up to 1,048 blocks, in either direction, if it is read
     // earlier or later than another.

@@ -77,7 +77,7 @@ template <class Memory>
   c10::CachingDeviceAllocator::DeviceStats out;
   tarn::tracked_statistics const t = memory->statistics();
   tarn::pool_state const p = pool_state_of(memory);
-  auto const put = [](Stat& to, tarn::stat const& from, std::int64_t parked_now = 0) {
+  auto const put = [](Stat& to, tarn::counter const& from, std::int64_t parked_now = 0) {
     to.current = from.current - parked_now;
     to.peak = std::max(from.peak - parked_now, to.current);
     to.allocated = from.allocated;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Statistics in the form that PyTorch uses: current, peak, and total increases and decreases.
+// counter: one statistic in the form that PyTorch uses, with its current value, its peak, and the totals
+// of increases and decreases.
 
 #include <cstdint>
 
@@ -9,7 +10,7 @@
 namespace TARN_NAMESPACE {
 
 /// One statistic. Not synchronised: the owner holds a lock.
-struct stat {
+struct counter {
   std::int64_t current = 0;
   std::int64_t peak = 0;       ///< since the last reset_peak()
   std::int64_t allocated = 0;  ///< total of all increases
@@ -32,7 +33,7 @@ struct stat {
   }
   /// Adds another statistic. The sum of two peaks is an upper bound: they may have occurred at different
   /// times.
-  constexpr void add(stat const& other) noexcept {
+  constexpr void add(counter const& other) noexcept {
     current += other.current;
     peak += other.peak;
     allocated += other.allocated;

@@ -85,7 +85,7 @@ class tracked_numbers {
                     : mine.allocate(generation(), u.by[1], u.by[2]))
         return;
     }
-    lock_.run(u, counter{*this});
+    lock_.run(u, applier{*this});
   }
   void count_refusal() noexcept {
     std::lock_guard const guard(lock_);
@@ -184,7 +184,7 @@ class tracked_numbers {
 
   /// Counts calls under the lock: that of its holder, and those of threads that wait. If it counts several,
   /// they overlap.
-  struct counter {
+  struct applier {
     tracked_numbers& numbers;
     mutable bool is_first = true;
     void operator()(tracked_update const& u) const noexcept {
@@ -330,8 +330,8 @@ class tracked_numbers {
     return r;
   }
 
-  [[nodiscard]] stat allocated(both_totals const& now, std::size_t group, std::size_t k) const noexcept {
-    stat s;
+  [[nodiscard]] counter allocated(both_totals const& now, std::size_t group, std::size_t k) const noexcept {
+    counter s;
     s.current = live(now, group, k);
     s.peak = max_of(peak_[group][k], s.current);
     for (std::size_t g = 0; g < 2; ++g) {
@@ -341,8 +341,8 @@ class tracked_numbers {
     }
     return s;
   }
-  [[nodiscard]] stat active(both_totals const& now, std::size_t group, std::size_t k) const noexcept {
-    stat s = allocated(now, group, k);
+  [[nodiscard]] counter active(both_totals const& now, std::size_t group, std::size_t k) const noexcept {
+    counter s = allocated(now, group, k);
     s.current += deferred_[group][k];
     s.peak = max_of(active_peak_[group][k], s.current);
     s.freed = max_of(s.freed - (deferred_[group][k] - deferred_at_reset_[group][k]), std::int64_t{0});

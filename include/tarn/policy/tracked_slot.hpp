@@ -21,15 +21,15 @@ enum class block_group : std::uint8_t { all, smaller, larger };
 
 /// Statistics of the blocks that were handed out; each array is indexed by block_group.
 struct tracked_statistics {
-  std::array<stat, 3> allocations;      ///< blocks
-  std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
-  std::array<stat, 3> requested_bytes;  ///< as requested
-  std::uint64_t ooms = 0;               ///< requests refused
+  std::array<counter, 3> allocations;      ///< blocks
+  std::array<counter, 3> allocated_bytes;  ///< as the pool rounds them
+  std::array<counter, 3> requested_bytes;  ///< as requested
+  std::uint64_t ooms = 0;                  ///< requests refused
   /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block
   /// counts with the bytes requested from the pool.
-  std::array<stat, 3> active;
-  std::array<stat, 3> active_bytes;
-  std::array<stat, 3> active_requested_bytes;
+  std::array<counter, 3> active;
+  std::array<counter, 3> active_bytes;
+  std::array<counter, 3> active_requested_bytes;
 };
 
 /// Which threads' calls a high-water mark counts.

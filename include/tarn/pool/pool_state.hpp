@@ -16,8 +16,8 @@ namespace TARN_NAMESPACE {
 /// handles, or in a segment, that they do not fill. Counted at the end of each call that reaches the pool's
 /// shared part. Blocks in threads' magazines and free blocks of a run are excluded.
 struct split_ranges {
-  stat blocks;  ///< free ranges with such a part
-  stat bytes;   ///< in those parts
+  counter blocks;  ///< free ranges with such a part
+  counter bytes;   ///< in those parts
 };
 
 /// The totals of a pool at the last reset_totals().
@@ -33,8 +33,8 @@ struct pool_totals {
 /// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle
 /// of one may also serve the other.
 struct pool_part {
-  stat reserved;                         ///< bytes held from the driver
-  stat handles;                          ///< physical handles, or segments, held
+  counter reserved;                      ///< bytes held from the driver
+  counter handles;                       ///< physical handles, or segments, held
   std::size_t free_blocks = 0;           ///< free ranges
   std::size_t inactive_split_bytes = 0;  ///< bytes in them
   split_ranges split;

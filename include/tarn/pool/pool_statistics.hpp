@@ -68,8 +68,8 @@ void for_each_stat(growth_lock const& growing, Heap& heap, F const& f) noexcept 
   hot_lock const held = heap.lock_hot();
   arena& space = heap.space(held);
   space.count_splits();
-  for (stat& s : space.splits.blocks) f(s);
-  for (stat& s : space.splits.bytes) f(s);
+  for (counter& s : space.splits.blocks) f(s);
+  for (counter& s : space.splits.bytes) f(s);
 }
 
 template <class Heap>
@@ -77,7 +77,7 @@ void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
   pool_state& counted = heap.counters(growing);
   counted.reserved_peak = counted.reserved;
   counted.handles_peak = counted.handles;
-  for_each_stat(growing, heap, [](stat& s) { s.reset_peak(); });
+  for_each_stat(growing, heap, [](counter& s) { s.reset_peak(); });
 }
 
 /// @param now  the state of the pool
@@ -86,7 +86,7 @@ void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now)
   for (pool_number const& n : pool_numbers) {
     if (n.at_reset != nullptr) heap.counters(growing).totals_reset.*n.at_reset = now.*n.value;
   }
-  for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
+  for_each_stat(growing, heap, [](counter& s) { s.reset_totals(); });
 }
 
 }  // namespace TARN_NAMESPACE::detail

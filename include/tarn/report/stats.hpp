@@ -71,7 +71,7 @@ pool_state state_of(Resource& memory) {
 struct reported_numbers : tracked_statistics {
   pool_state pool;
   graph_totals graphs;
-  std::array<stat, 3> reserved_bytes, segment, inactive_split, inactive_split_bytes;
+  std::array<counter, 3> reserved_bytes, segment, inactive_split, inactive_split_bytes;
 
   /// Returns a number of the pool, of the events since the last reset.
   [[nodiscard]] std::int64_t since_reset(pool_number const& n) const noexcept {
@@ -86,7 +86,7 @@ struct stat_row {
   char const* key;
   char const* label;
   number_unit unit;
-  number_in<reported_numbers, std::array<stat, 3>> values;
+  number_in<reported_numbers, std::array<counter, 3>> values;
 };
 inline constexpr stat_row stat_rows[] = {
     {"allocated_bytes", "Allocated memory", number_unit::bytes, &reported_numbers::allocated_bytes},
@@ -121,8 +121,8 @@ reported_numbers read_numbers(Resource& memory) {
   if constexpr (reachable<Resource, pool_call::inspect<pool_call::any_look>>) n.graphs = graphs_of(memory);
   pool_state const& p = n.pool;
   auto const all = [](std::size_t now, std::size_t peak, std::size_t taken, std::size_t given) {
-    return stat{static_cast<std::int64_t>(now), static_cast<std::int64_t>(peak),
-                static_cast<std::int64_t>(taken), static_cast<std::int64_t>(given)};
+    return counter{static_cast<std::int64_t>(now), static_cast<std::int64_t>(peak),
+                   static_cast<std::int64_t>(taken), static_cast<std::int64_t>(given)};
   };
   pool_totals const& past = p.totals_reset;
   n.reserved_bytes = {
@@ -254,14 +254,14 @@ template <class Resource>
   detail::reported_numbers const numbers = detail::read_numbers(memory);
   std::vector<memory_stat> out;
   auto const add = [&](std::string key, std::int64_t n) { out.emplace_back(std::move(key), n); };
-  auto const put = [&](std::string const& name, stat const& s) {
+  auto const put = [&](std::string const& name, counter const& s) {
     add(name + ".allocated", s.allocated);
     add(name + ".current", s.current);
     add(name + ".freed", s.freed);
     add(name + ".peak", s.peak);
   };
   for (detail::stat_row const& row : detail::stat_rows) {
-    std::array<stat, 3> const& s = numbers.*row.values;
+    std::array<counter, 3> const& s = numbers.*row.values;
     put(std::string(row.key) + ".all", s[0]);
     put(std::string(row.key) + ".small_pool", s[1]);
     put(std::string(row.key) + ".large_pool", s[2]);

@@ -67,15 +67,15 @@ template <class Resource>
   out += detail::concat({"|", detail::left(ooms, 35), "|", detail::left(retries, 39), "|\n", line});
   out += "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n";
   // The first row of a group sets the unit of each column, so that the parts can be added up by eye.
-  auto const row = [&](char const* label, stat const& s, stat const& scale, detail::number_unit unit) {
+  auto const row = [&](char const* label, counter const& s, counter const& scale, detail::number_unit unit) {
     out += detail::concat({"| ", detail::left(label, 21), " |"});
-    for (detail::number_in<stat, std::int64_t> const part :
-         {&stat::current, &stat::peak, &stat::allocated, &stat::freed})
+    for (detail::number_in<counter, std::int64_t> const part :
+         {&counter::current, &counter::peak, &counter::allocated, &counter::freed})
       out += detail::concat({" ", detail::table_number(s.*part, scale.*part, unit), " |"});
     out += "\n";
   };
   for (detail::stat_row const& r : detail::stat_rows) {
-    std::array<stat, 3> const& s = numbers.*r.values;
+    std::array<counter, 3> const& s = numbers.*r.values;
     out += rule;
     row(r.label, s[0], s[0], r.unit);
     row("      from large pool", s[2], s[0], r.unit);

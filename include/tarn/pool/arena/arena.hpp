@@ -54,8 +54,8 @@ struct tenancy {
 /// Free ranges that cannot be given back to the driver on their own, since they lie in partly used handles or
 /// segments. Each array: all, small zone, large zone.
 struct split_statistics {
-  stat blocks[3];
-  stat bytes[3];
+  counter blocks[3];
+  counter bytes[3];
 };
 
 class arena {
@@ -495,7 +495,7 @@ class arena {
     streams.part(p).reserved += static_cast<std::size_t>(bytes);
     reserved_in_parts.fetch_add(static_cast<std::size_t>(bytes), std::memory_order_relaxed);
   }
-  static void move(stat& s, std::int64_t to) noexcept {
+  static void move(counter& s, std::int64_t to) noexcept {
     if (to > s.current) s.increase(to - s.current);
     if (to < s.current) s.decrease(s.current - to);
   }
