@@ -29,7 +29,7 @@ int main() {
   std::vector<double> shares(devices.size(), 1.0);
   shares[0] = 0.5;
   using buffer = tarn::partitioned_buffer<int>;
-  buffer whole(pools, devices, tarn::partition::weighted(n, shares, 1000));
+  buffer whole(pools, devices, tarn::partition_layout::weighted(n, shares, 1000));
   whole.scatter(host);
   whole.for_each_part([](auto const& part) {  // its device is current: launch kernels on part.stream here
     std::printf("part %zu: elements %zu to %zu on device %d\n", part.index, part.first,

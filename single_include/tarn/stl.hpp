@@ -3,7 +3,7 @@
 // tarn/stl.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/stl.hpp
-// Standard container interoperability: tarn::allocator for host-accessible memory.
+// Standard container interoperability: tarn::stl_allocator for host-accessible memory.
 
 #include <concepts>
 #include <cstddef>
@@ -13,12 +13,12 @@
 namespace TARN_NAMESPACE {
 
 /// A standard allocator over pinned, managed or host memory, pooled or not: `std::vector<float,
-/// allocator<float, R>>`. Containers are synchronous, so it uses allocate_sync and deallocate_sync: complete
-/// copies to or from a container's memory before the container is changed or destroyed. Holds its resource.
-/// Propagates on copy, move and swap of containers. Aligned to alignof(T); a pool aligns to 256 bytes in any
-/// case. As thread-safe as the resource.
+/// stl_allocator<float, R>>`. Containers are synchronous, so it uses allocate_sync and deallocate_sync:
+/// complete copies to or from a container's memory before the container is changed or destroyed. Holds its
+/// resource. Propagates on copy, move and swap of containers. Aligned to alignof(T); a pool aligns to 256
+/// bytes in any case. As thread-safe as the resource.
 template <class T, class Resource>
-class allocator {
+class stl_allocator {
  public:
   using value_type = T;
   using resource_type = Resource;
@@ -28,22 +28,23 @@ class allocator {
   using is_always_equal = std::bool_constant<std::is_empty_v<Resource>>;
   template <class U>
   struct rebind {
-    using other = allocator<U, Resource>;
+    using other = stl_allocator<U, Resource>;
   };
 
   static_assert(
       has_property<Resource, host_accessible>,
       "tarn: standard containers access their elements on the host; use pinned_host, managed or host_memory");
 
-  allocator() noexcept(std::is_nothrow_default_constructible_v<Resource>)
+  stl_allocator() noexcept(std::is_nothrow_default_constructible_v<Resource>)
     requires std::default_initializable<Resource>
       : memory_() {}
-  allocator(Resource memory) noexcept : memory_(std::move(memory)) {}  // NOLINT: as std::pmr converts
+  stl_allocator(Resource memory) noexcept : memory_(std::move(memory)) {}  // NOLINT: as std::pmr converts
   template <class U>
-  allocator(allocator<U, Resource> const& other) noexcept : memory_(other.resource()) {}  // NOLINT: rebinding
+  stl_allocator(stl_allocator<U, Resource> const& other) noexcept
+      : memory_(other.resource()) {}  // NOLINT: rebinding
   // Copied even where a move is possible: a moved-from container still uses its allocator.
-  allocator(allocator const&) = default;
-  allocator& operator=(allocator const&) = default;
+  stl_allocator(stl_allocator const&) = default;
+  stl_allocator& operator=(stl_allocator const&) = default;
 
   /// Returns the elements of the largest request: reserve() of more in a container throws std::length_error.
   [[nodiscard]] constexpr std::size_t max_size() const noexcept { return max_request_bytes / sizeof(T); }
@@ -61,16 +62,19 @@ class allocator {
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
   /// Not a template for equal types: one in the namespace of T would be as good.
-  friend bool operator==(allocator const& a, allocator const& b) noexcept {
+  friend bool operator==(stl_allocator const& a, stl_allocator const& b) noexcept {
     return a.resource() == b.resource();
   }
   template <class U>
-  friend bool operator==(allocator const& a, allocator<U, Resource> const& b) noexcept {
+  friend bool operator==(stl_allocator const& a, stl_allocator<U, Resource> const& b) noexcept {
     return a.resource() == b.resource();
   }
 
  private:
   Resource memory_;
 };
+
+template <class T, class Resource>
+using allocator [[deprecated("write stl_allocator")]] = stl_allocator<T, Resource>;
 
 }  // namespace TARN_NAMESPACE

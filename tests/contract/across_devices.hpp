@@ -90,7 +90,7 @@ void parts_travel(Pools& pools, std::vector<tarn::device_id> const& devices, Bus
   weights.back() += 1;
   std::vector<tarn::device_id> reversed(devices.rbegin(), devices.rend());
   {
-    buffer otherwise(pools, reversed, tarn::partition::weighted(n, weights, 16));
+    buffer otherwise(pools, reversed, tarn::partition_layout::weighted(n, weights, 16));
     for (std::size_t i = 0; i < reversed.size(); ++i) busy(reversed[i].value, otherwise.stream(i));
     otherwise.copy_from(whole);
     whole.zero();

@@ -29,7 +29,7 @@
 #include "tarn/transfer/batch_options.hpp"
 #include "tarn/transfer/mapped_file.hpp"
 #include "tarn/transfer/micro_batches.hpp"
-#include "tarn/transfer/partition.hpp"
+#include "tarn/transfer/partition_layout.hpp"
 #include "tarn/transfer/reservation.hpp"
 
 #if TARN_HAS_NCCL
@@ -148,7 +148,7 @@ TEST_CASE("Errors of plain functions name the line of their call", "[core][error
   std::vector<int> more(4);
   std::size_t const all = ~std::size_t{0};
   stream_ref const s;
-  CHECK(names_its_line([&] { (void)partition::even(10, 0); }));
+  CHECK(names_its_line([&] { (void)partition_layout::even(10, 0); }));
   CHECK(names_its_line([&] { sim_pages const absent{machine.driver(9)}; }));
   CHECK(names_its_line([&] { mapped_file const file("/nowhere/at/all"); }));
   CHECK(names_its_line([&] { save_snapshot(memory, "/nowhere/at/all.csv"); }));

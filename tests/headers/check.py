@@ -2,7 +2,7 @@
 """Compiles every header, included twice in one file, with the project's warnings: without CUDA, and what uses CUDA also with CUDA.
 Each compiler reads all of them in one file. With TARN_THOROUGH, set by ./dev evidence, each also compiles each header alone;
 ./dev checks does that by clang-tidy. A program that only includes the headers does nothing before main(). The headers that users
-include also compile where names are macros of other libraries."""
+include also compile where names are macros of other libraries, and beside `using namespace std`."""
 import concurrent.futures
 import os
 import pathlib
@@ -74,6 +74,8 @@ def entries(files):
 jobs = [(compiler, group, without_cuda + together_flags, "") for compiler in compilers for group in groups_of(together)]
 jobs += [(compilers[0], group, cuda_flags, "") for group in groups_of(with_cuda)]
 jobs += [(compiler, entries(together), without_cuda + together_flags, other_macros()) for compiler in compilers]
+both_namespaces = (pathlib.Path(__file__).parent / "using_namespaces.cpp").read_text()
+jobs += [(compiler, [], without_cuda, both_namespaces) for compiler in compilers]
 if cuda:
     memory_resource = "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"  # cuda_mr.hpp would define it, but is not the first
     jobs.append((compilers[0], entries(with_cuda), [*cuda_flags, memory_resource], other_macros()))
@@ -84,6 +86,8 @@ def check(job):
     source = before + "".join(f'#include "{header}"\n' for header in [*group, *group])
     run = subprocess.run([compiler, *extra, *flags], input=source, text=True, capture_output=True)
     name = group[0] if len(group) == 1 else f"{len(group)} headers" + (" after macros of the same names" if before else "")
+    if not group:
+        name = "using_namespaces.cpp"
     return compiler, name, run.returncode, run.stderr
 
 

@@ -1661,10 +1661,10 @@ PLANTED = {
     "moved elements keep their values and their order": [
         Mutant(
             "large weights add up to infinity",
-            "transfer/partition.hpp",
+            "transfer/partition_layout.hpp",
             "    long double total = 0;\n",
             "    double total = 0;\n",
-            finder="tests/transfer/partition.cpp",
+            finder="tests/transfer/partition_layout.cpp",
         ),
         Mutant(
             "a slot is overwritten before the work on its last batch is complete",

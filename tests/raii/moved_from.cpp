@@ -140,11 +140,11 @@ TEST_CASE("a moved-from object is empty, and can be destroyed, assigned and aske
     check("device_ptr", [&] { return make_device<int>(memory, stream); });
     check("device_ptr of an array", [&] { return make_device<int[]>(memory, 100, stream); });
     check("pinned_buffer", [&] { return pinned_buffer<int, decltype(pinned)>(pinned, 100); });
-    check("partition", [] { return partition::even(100, 3); });
+    check("partition", [] { return partition_layout::even(100, 3); });
     check("partitioned_buffer", [&] {
       std::vector<sim_pages> const pages{sim_pages{driver}, sim_pages{machine.driver(1)}};
       std::vector<decltype(pages[0] | pooled{})> const pools{pages[0] | pooled{}, pages[1] | pooled{}};
-      return partitioned_buffer<int, decltype(pages[0] | pooled{})>(pools, partition::even(100, 2));
+      return partitioned_buffer<int, decltype(pages[0] | pooled{})>(pools, partition_layout::even(100, 2));
     });
     check("reservation", [&] {
       auto task = reserve(limited_memory, 10_MiB);

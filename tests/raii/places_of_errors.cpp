@@ -149,7 +149,7 @@ TEST_CASE("cuda_error names the line that called the library where a layer recor
 TEST_CASE("An error that a container's call led to names no line, or that of a location_scope",
           "[raii][errors][source_location]") {
   auto const memory = host_memory{} | limited{1000};
-  std::vector<char, allocator<char, std::remove_const_t<decltype(memory)>>> v(memory);
+  std::vector<char, stl_allocator<char, std::remove_const_t<decltype(memory)>>> v(memory);
   try {
     v.resize(2000);
     FAIL("no exception was thrown");

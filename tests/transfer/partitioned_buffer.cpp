@@ -126,7 +126,7 @@ TEST_CASE("partitioned_buffer frees all parts if one device refuses its allocati
     CHECK_THROWS_AS(buffer(pools, first_devices(3), static_cast<std::size_t>(-1)), length_error);
     CHECK_THROWS_AS(buffer(pools, {}, 300), bad_partition);
     try {
-      buffer(pools, first_devices(2), partition::even(300, 3));
+      buffer(pools, first_devices(2), partition_layout::even(300, 3));
       FAIL("no exception was thrown");
     } catch (bad_partition const& error) {
       CHECK(std::string_view(error.what()).find("3 parts and 2 memories") != std::string_view::npos);
@@ -219,7 +219,7 @@ TEST_CASE("partitioned_buffer has no elements and no parts when it is default-co
   CHECK((kept.size() == 10 && kept.parts() == 1));
   buffer const taken = std::move(kept);
   CHECK((kept.size() == 0 && kept.parts() == 0));  // NOLINT: moved-from is empty
-  CHECK(partition().parts() == 0);
+  CHECK(partition_layout().parts() == 0);
 }
 
 TEST_CASE("partitioned_buffer gather_sync does not write to its target after it has thrown",

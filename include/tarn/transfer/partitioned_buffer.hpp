@@ -15,7 +15,7 @@
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_guard.hpp"
 #include "tarn/raii/stream.hpp"
-#include "tarn/transfer/partition.hpp"
+#include "tarn/transfer/partition_layout.hpp"
 #include "tarn/transfer/peer_copy.hpp"
 #include "tarn/transfer/per_device.hpp"
 
@@ -57,7 +57,7 @@ class partitioned_buffer {
   /// Allocates part i from memory i.
   /// @throws bad_partition  the number of memories differs from the number of parts
   /// @throws length_error, out_of_memory, cuda_error; nothing is held
-  partitioned_buffer(std::span<Resource const> memories, partition parts,
+  partitioned_buffer(std::span<Resource const> memories, partition_layout parts,
                      attribution call = attribution::current())
       : layout_(std::move(parts)) {
     if (memories.size() != layout_.parts()) {
@@ -70,14 +70,14 @@ class partitioned_buffer {
   }
   /// Allocates part i from the pool of device i of `devices`.
   template <class Make>
-  partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, partition parts,
-                     attribution call = attribution::current())
+  partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices,
+                     partition_layout parts, attribution call = attribution::current())
       : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), call) {}
   /// Divides `count` elements evenly.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, std::size_t count,
                      attribution call = attribution::current())
-      : partitioned_buffer(pools, devices, partition::even(count, devices.size()), call) {}
+      : partitioned_buffer(pools, devices, partition_layout::even(count, devices.size()), call) {}
 
   partitioned_buffer(partitioned_buffer&&) noexcept = default;
   partitioned_buffer& operator=(partitioned_buffer&&) noexcept = default;
@@ -85,7 +85,7 @@ class partitioned_buffer {
   /// Returns the total number of elements.
   [[nodiscard]] std::size_t size() const noexcept { return layout_.size(); }
   [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
-  [[nodiscard]] partition const& layout() const noexcept { return layout_; }
+  [[nodiscard]] partition_layout const& layout() const noexcept { return layout_; }
   /// Returns part i, a buffer on its device with the stream stream(i). Do not change its size or its stream.
   [[nodiscard]] part_type& part(std::size_t i) noexcept { return parts_[i].elements; }
   [[nodiscard]] part_type const& part(std::size_t i) const noexcept { return parts_[i].elements; }
@@ -223,7 +223,7 @@ class partitioned_buffer {
     throw detail::at(where, length_error(text.view()));
   }
 
-  partition layout_;
+  partition_layout layout_;
   std::vector<part_and_stream> parts_;
 };
 

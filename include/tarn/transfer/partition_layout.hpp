@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// partition: divides elements into contiguous parts, evenly or by weight.
+// partition_layout: divides elements into contiguous parts, evenly or by weight.
 
 #include <algorithm>
 #include <cmath>
@@ -25,16 +25,17 @@ class bad_partition : public detail::error_of<std::invalid_argument, 320> {
 
 /// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be
 /// empty. A value type.
-class partition {
+class partition_layout {
  public:
   /// Constructs a partition without elements and parts.
-  partition() = default;
+  partition_layout() = default;
   /// Divides into parts whose sizes differ by at most one step.
   /// @param multiple_of  the step: a part begins at a multiple of this many elements (a row, a cache line)
   /// @throws bad_partition  `parts` or `multiple_of` is 0
-  [[nodiscard]] static partition even(std::size_t count, std::size_t parts, std::size_t multiple_of = 1,
-                                      source_location where = source_location::current()) {
-    partition made(count, parts, multiple_of, where);
+  [[nodiscard]] static partition_layout even(std::size_t count, std::size_t parts,
+                                             std::size_t multiple_of = 1,
+                                             source_location where = source_location::current()) {
+    partition_layout made(count, parts, multiple_of, where);
     std::size_t const steps = steps_of(count, multiple_of);
     for (std::size_t i = 1; i < parts; ++i) {
       std::size_t const before = steps / parts * i + detail::min_of(i, steps % parts);
@@ -45,10 +46,10 @@ class partition {
   /// Divides in proportion to weights (memory, speed); each part is within one step of its share.
   /// @throws bad_partition  no weights, a weight is negative or not finite, no weight is positive, or
   /// `multiple_of` is 0
-  [[nodiscard]] static partition weighted(std::size_t count, std::span<double const> weights,
-                                          std::size_t multiple_of = 1,
-                                          source_location where = source_location::current()) {
-    partition made(count, weights.size(), multiple_of, where);
+  [[nodiscard]] static partition_layout weighted(std::size_t count, std::span<double const> weights,
+                                                 std::size_t multiple_of = 1,
+                                                 source_location where = source_location::current()) {
+    partition_layout made(count, weights.size(), multiple_of, where);
     // Not double: it would round positions above 2^53, and large weights would add up to infinity.
     long double total = 0;
     for (double const w : weights) {
@@ -83,10 +84,10 @@ class partition {
     return static_cast<std::size_t>(next - first_.begin()) - 1;
   }
 
-  friend bool operator==(partition const&, partition const&) = default;
+  friend bool operator==(partition_layout const&, partition_layout const&) = default;
 
  private:
-  partition(std::size_t count, std::size_t parts, std::size_t multiple_of, source_location where) {
+  partition_layout(std::size_t count, std::size_t parts, std::size_t multiple_of, source_location where) {
     if (parts == 0) refuse("it needs at least one part", where);
     if (parts >= first_.max_size()) refuse("the number of parts is too large; check it for overflow", where);
     if (multiple_of == 0) refuse("the multiple at which parts begin must be at least 1 element", where);
@@ -105,5 +106,7 @@ class partition {
 
   std::vector<std::size_t> first_;
 };
+
+using partition [[deprecated("write partition_layout")]] = partition_layout;
 
 }  // namespace TARN_NAMESPACE
