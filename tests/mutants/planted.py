@@ -2684,8 +2684,8 @@ PLANTED = {
         Mutant(
             "a thread's cache takes a freed block before it is asked whether the stream is captured",
             "pool/slow_path.hpp",
-            "      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;\n      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n",
-            "      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;\n",
+            "      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;\n      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put(id, p, lazy_block_size{bytes}, entry::always))\n        return;\n",
+            "      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put(id, p, lazy_block_size{bytes}, entry::always))\n        return;\n      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;\n",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(

@@ -42,7 +42,7 @@ class slow_path {
       captured_stream const at = graphs_.captures().of_allocation(id, stream);
       if (at.is_captured()) return allocate_captured(at, bytes, alignment);
       if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes) {
-        if (void* const p = front_.take_watched(id, lazy_block_size{bytes}); p != nullptr) return p;
+        if (void* const p = front_.take(id, lazy_block_size{bytes}, entry::always); p != nullptr) return p;
       }
     }
     return allocate_in(common, id, stream, bytes, alignment);
@@ -50,7 +50,8 @@ class slow_path {
   /// Serves a request of a capture.
   void* allocate_captured(captured_stream const& at, std::size_t bytes, std::size_t alignment) {
     void* p = nullptr;
-    if (alignment <= default_alignment) p = front_.take_watched(at.captured_as, lazy_block_size{bytes});
+    if (alignment <= default_alignment)
+      p = front_.take(at.captured_as, lazy_block_size{bytes}, entry::always);
     if (p == nullptr) {
       try {
         p = allocate_in(at.owner->captured, at.captured_as, stream_ref::from(nullptr, at.captured_as), bytes,
@@ -109,7 +110,7 @@ class slow_path {
       if_unknown const then = pool_.asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
       if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;
       if (alignment <= default_alignment && !heap_.is_asleep() &&
-          front_.put_watched(id, p, lazy_block_size{bytes}))
+          front_.put(id, p, lazy_block_size{bytes}, entry::always))
         return;
     }
     // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
@@ -180,7 +181,7 @@ class slow_path {
     stream_ref const stream = stream_ref::from(nullptr, as);
     if (deferred_.may_hold(p) && deferred_.defer(as, stream, p, bytes, alignment)) return;
     if (alignment <= default_alignment && !heap_.is_asleep() &&
-        (front_.put_watched(as, p, lazy_block_size{bytes}) || front_.put(as, p, lazy_block_size{bytes})))
+        front_.put(as, p, lazy_block_size{bytes}, entry::always))
       return;
     put(as, stream, p, bytes, alignment, !heap_.is_asleep());
   }

@@ -41,6 +41,12 @@ enum class kept : std::uint8_t {
   twice  ///< it is already in the cache
 };
 
+/// Whether a call may enter a cache.
+enum class entry : std::uint8_t {
+  unless_watched,  ///< a warm call: not while calls are watched, a visitor is inside, or the cache is closed
+  always           ///< a slow call, which waits for a visitor
+};
+
 template <class Heap>
 class front {
  public:
@@ -61,44 +67,27 @@ class front {
 
   // ---- warm calls
 
-  /// Takes a block that the calling thread cached for the stream; null if there is none.
+  /// Takes a block that the calling thread cached for the stream; null if there is none, or the call may not
+  /// enter.
   template <class Size>
-  [[nodiscard]] TARN_ALWAYS_INLINE void* take(stream_id id, Size size) noexcept {
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take(stream_id id, Size size,
+                                              entry how = entry::unless_watched) noexcept {
     thread_cache* const cache = local();
-    if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
+    if (cache == nullptr || !enter(*cache, how)) [[unlikely]]
       return nullptr;
     void* const p = take_inside(*cache, id, size);
     cache->lock.leave();
     return p;
   }
-  /// As take(), also while calls are watched.
-  template <class Size>
-  [[nodiscard]] void* take_watched(stream_id id, Size size) noexcept {
-    thread_cache* const cache = local();
-    if (cache == nullptr) return nullptr;
-    cache->lock.enter();
-    void* const p = take_inside(*cache, id, size);
-    cache->lock.leave();
-    return p;
-  }
 
-  /// Keeps a freed block in the calling thread's cache. Returns false if there is no room for it, or no
-  /// cache.
+  /// Keeps a freed block in the calling thread's cache. Returns false if there is no room for it, no cache,
+  /// or the call may not enter.
   template <class Size>
-  [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, Size size) noexcept {
+  [[nodiscard]] TARN_ALWAYS_INLINE bool put(stream_id id, void* p, Size size,
+                                            entry how = entry::unless_watched) noexcept {
     thread_cache* const cache = local();
-    if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
+    if (cache == nullptr || !enter(*cache, how)) [[unlikely]]
       return false;
-    bool const done = put_inside(*cache, id, p, size);
-    cache->lock.leave();
-    return done;
-  }
-  /// As put(), if calls of the thread are watched, and only then.
-  template <class Size>
-  [[nodiscard]] bool put_watched(stream_id id, void* p, Size size) noexcept {
-    thread_cache* const cache = local();
-    if (cache == nullptr || !cache->lock.is_watched()) return false;
-    cache->lock.enter();
     bool const done = put_inside(*cache, id, p, size);
     cache->lock.leave();
     return done;
@@ -370,6 +359,11 @@ class front {
   }
 
  private:
+  [[nodiscard]] TARN_ALWAYS_INLINE static bool enter(thread_cache& cache, entry how) noexcept {
+    if (how == entry::unless_watched) return cache.lock.try_enter();
+    cache.lock.enter();
+    return true;
+  }
   [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* local() const noexcept {
     return local_caches.find(link_.get(), number_);
   }
