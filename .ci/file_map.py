@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes include/README.md: every header of tarn, lowest folder first, what it is for and which headers it includes.
+"""Writes include/README.md: every header of tarn, lowest folder first, what it is for and which headers it includes. Keeps its terms,
+which are written by hand.
 
     file_map.py           write it
     file_map.py --check   exit status 1 where it is not current
@@ -12,11 +13,12 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARN = ROOT / "include" / "tarn"
 MAP = ROOT / "include" / "README.md"
+BEGIN, END = "<!-- terms: written by hand -->", "<!-- end of terms -->"
 FOLDERS = ["core", "driver", "source", "pool", "policy", "debug", "raii", "transfer", "sharing", "report", ""]
 
 
-def purpose_of(text):
-    """The first sentence of the comment at the top."""
+def purpose_of(text, name):
+    """The first sentence of the comment at the top, without the header's own name before a colon."""
     comment = []
     for line in text.splitlines()[2:]:
         if not line.startswith("//"):
@@ -25,8 +27,7 @@ def purpose_of(text):
     first = " ".join(comment).strip()
     end = re.search(r"\.(\s|$)", first)
     sentence = first[: end.start()] if end else first
-    named = re.match(r"[\w ]{1,30}: (.+)", sentence)
-    return named.group(1) if named else sentence
+    return sentence.removeprefix(f"{name}: ")
 
 
 def included_by(text):
@@ -44,22 +45,28 @@ def folders():
             yield folder, sorted(folder.glob("*.hpp"))
 
 
+def terms():
+    """What stands between the lines BEGIN and END of include/README.md."""
+    text = MAP.read_text()
+    return text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip("\n")
+
+
 def main():
-    out = ["# The headers of tarn", "",
+    out = ["# The headers of tarn", "", "## Terms", "", BEGIN, terms(), END, "", "## Headers", "",
            "Written by `.ci/file_map.py` from the headers themselves. Lowest folder first: a header includes only headers of its own",
            "top folder and of those above it in this list. The folders of the pool are one layer; `pool/pool.hpp` lists its files in the order of",
            "an allocation's steps.", ""]
     for folder, headers in folders():
         name = folder.relative_to(TARN).as_posix()
-        out += [f"## {'tarn/' if name == '.' else name + '/'}", "", "| header | what it is for | includes |", "|---|---|---|"]
+        out += [f"### {'tarn/' if name == '.' else name + '/'}", "", "| header | what it is for | includes |", "|---|---|---|"]
         for header in headers:
             text = header.read_text()
             uses = ", ".join(n.removeprefix(name + "/") for n in included_by(text))
-            out.append(f"| `{header.name}` | {purpose_of(text).replace('|', chr(92) + '|')} | {uses} |")
+            out.append(f"| `{header.name}` | {purpose_of(text, header.stem).replace('|', chr(92) + '|')} | {uses} |")
         out.append("")
     text = "\n".join(out)
     if "--check" in sys.argv[1:]:
-        if not MAP.exists() or MAP.read_text() != text:
+        if MAP.read_text() != text:
             print(f"{MAP.relative_to(ROOT)} is not current; run .ci/file_map.py")
             return 1
         return 0
