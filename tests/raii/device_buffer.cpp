@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/device_ptr.hpp"
+#include "tarn/raii/pinned_buffer.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -518,22 +520,29 @@ TEST_CASE("device_buffer is copied by clone() alone, and record_stream() needs a
   pooled.record_stream(stream_ref{});  // an empty buffer has nothing to record
 }
 
-TEST_CASE("record_stream of a device_buffer holds its block back until the stream has passed",
-          "[raii][device_buffer][record_stream]") {
-  sim_machine const machine;
-  sim_pool pool{sim_pages{machine.driver()}};
-  basic_stream const a{machine.driver()};
-  basic_stream const b{machine.driver()};
-  std::optional used(make_device_buffer<int>(pool, 1000, a));
-  int const* const place = used->data();
-  REQUIRE(machine.launch(b, second).ok());
-  used->record_stream(b);
-  used.reset();
-  auto const early = make_device_buffer<int>(pool, 1000, a);
-  CHECK(early.data() != place);
-  REQUIRE(machine.driver().synchronize_stream(b).ok());
-  pool.empty_cache();
-  CHECK(memory_allocated(pool) == 4096);
+TEST_CASE("record_stream of each owner holds its block back until the stream has passed",
+          "[raii][device_buffer][device_ptr][pinned_buffer][record_stream]") {
+  auto const try_on = [](auto const& source, auto const& make) {
+    sim_machine const machine;
+    auto pool = source(machine) | pooled{} | tracked{};
+    basic_stream const a{machine.driver()};
+    basic_stream const b{machine.driver()};
+    std::optional used(make(pool, a));
+    REQUIRE(machine.launch(b, second).ok());
+    used->record_stream(b);
+    used.reset();
+    CHECK(pool->upstream()->state().deferred_blocks == 1);
+    REQUIRE(machine.driver().synchronize_stream(b).ok());
+    pool.empty_cache();
+    CHECK(pool->upstream()->state().deferred_blocks == 0);
+  };
+  auto const pages = [](sim_machine const& machine) { return sim_pages{machine.driver()}; };
+  auto const pinned = [](sim_machine const& machine) { return sim_pinned_host{machine.driver()}; };
+  try_on(pages, [](auto& pool, stream_ref s) { return make_device_buffer<int>(pool, 1000, s); });
+  try_on(pages, [](auto& pool, stream_ref s) { return make_device<int const[]>(pool, 1000, s); });
+  try_on(pinned, [](auto& pool, stream_ref s) {
+    return pinned_buffer<int, std::remove_cvref_t<decltype(pool)>>(pool, 1000, elements::uninitialised, s);
+  });
 }
 
 TEST_CASE("device_buffer moves without throwing, and its resource can be deduced", "[raii][device_buffer]") {

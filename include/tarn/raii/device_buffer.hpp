@@ -124,17 +124,6 @@ class device_buffer : public owned_elements<T, Resource> {
     return made;
   }
 
-  /// Records that work on `stream`, enqueued before the memory is freed, uses it, as
-  /// torch.Tensor.record_stream() does. The memory is deferred until that work is done; the order of the
-  /// streams does not change. Needs a pool. Amortised O(1).
-  /// @throws std::bad_alloc, cuda_error  nothing has changed
-  void record_stream(stream_ref stream, source_location where = source_location::current()) const
-    requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
-  {
-    if (data_ == nullptr) return;
-    detail::called_from(where, [&] { memory_.record_stream(data_, capacity_ * sizeof(T), stream); });
-  }
-
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from, source_location where = source_location::current()) {
     tarn::copy(driver(where), from, span(), stream_, where);

@@ -20,7 +20,7 @@ namespace TARN_NAMESPACE {
 /// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is
 /// uninitialised: T is trivially copyable; it may be const, and incomplete until memory is allocated or
 /// freed. Move-only. A moved-from pointer is null, keeps its resource and may be reused. Report use on
-/// streams other than stream() by set_stream() or by the resource's record_stream(). Not thread-safe.
+/// streams other than stream() by set_stream() or record_stream(). Not thread-safe.
 /// Destruction never throws, works with any current device and after the stream is destroyed, and does
 /// nothing once the driver is unloaded. Comparisons and the hash are those of the address.
 template <class T, class Resource = detail::default_device_resource<T>>
@@ -110,6 +110,16 @@ class device_ptr {
     stream_ = stream;
   }
 
+  /// Records that work on `stream`, enqueued before the memory is freed, uses it; see
+  /// device_buffer::record_stream(). Needs a pool. @throws std::bad_alloc, cuda_error  nothing has changed
+  void record_stream(stream_ref stream, source_location where = source_location::current()) const
+    requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
+  {
+    if (p_ == nullptr) return;
+    detail::called_from(where,
+                        [&] { memory_.record_stream(block_of(p_), count_ * sizeof(element_type), stream); });
+  }
+
   /// Releases ownership. The caller deallocates, at alignment(), as many bytes as size() elements had before
   /// the call.
   [[nodiscard]] pointer release() noexcept {
@@ -144,15 +154,17 @@ class device_ptr {
   }
 
  private:
+  [[nodiscard]] static void* block_of(pointer p) noexcept {
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the memory is not written
+    return const_cast<std::remove_cv_t<element_type>*>(p);
+  }
   void replace(pointer p, std::size_t count) noexcept {
     static_assert(std::is_trivially_copyable_v<element_type>,
                   "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
     pointer const old = std::exchange(p_, p);
     std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
     if (old == nullptr) return;
-    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the memory is freed, not written
-    auto* const block = const_cast<std::remove_cv_t<element_type>*>(old);
-    detail::give_back(memory_, stream_, block, old_count * sizeof(element_type), alignment());
+    detail::give_back(memory_, stream_, block_of(old), old_count * sizeof(element_type), alignment());
   }
 
   Resource memory_;

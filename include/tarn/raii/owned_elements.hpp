@@ -45,6 +45,17 @@ class owned_elements {
     stream_ = stream;
   }
 
+  /// Records that work on `stream`, enqueued before the memory is freed, uses it, as
+  /// torch.Tensor.record_stream() does. The memory is deferred until that work is done; the order of the
+  /// streams does not change. Needs a pool. Amortised O(1).
+  /// @throws std::bad_alloc, cuda_error  nothing has changed
+  void record_stream(stream_ref stream, source_location where = source_location::current()) const
+    requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
+  {
+    if (data_ == nullptr) return;
+    detail::called_from(where, [&] { memory_.record_stream(data_, capacity_ * sizeof(T), stream); });
+  }
+
   /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. Host cost O(1), no
   /// driver call.
   void clear() noexcept { size_ = 0; }
