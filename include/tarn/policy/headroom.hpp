@@ -56,9 +56,9 @@ class planned_growth {
   /// Every caller has a user of it.
   [[nodiscard]] static_mutex& mutex() noexcept { return mutex_; }
 
-  /// Plans to take `bytes`, unless the device would then have less than `rest` free. Returns false if so. Of
-  /// a growth in progress it is unknown whether the device has given the memory already: if that decides,
-  /// waits for it, up to 10 ms.
+  /// Plans to take `bytes`. Returns false if the device would then have less than `rest` free. What a growth
+  /// in progress takes may be missing from the device's free memory already, or not yet: where that decides,
+  /// waits for the growth, up to 10 ms.
   /// @param free  receives what the device has free, unknown if the driver cannot report it; then nothing is
   /// refused
   [[nodiscard]] bool plan(Driver const& driver, std::size_t bytes, std::size_t rest, std::size_t& free) {

@@ -6,8 +6,8 @@
 //
 // Two locks, in this order, with the mutex of the list of caches between them (front.hpp):
 //
-//   growth lock   One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a handler of the
-//                 upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
+//   growth lock   One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it.
+//                 A handler of the upstream (retry_on_oom) may call the pool, so its owner may take it again.
 //   hot lock      The arena's. Held for tens of nanoseconds, never across a driver call.
 //
 // No deallocation waits for the growth lock: its owner may be waiting for the device.
@@ -310,11 +310,10 @@ class heap {
     space_.count_splits();
     return given;
   }
-  /// Ends a step of the live_window. If the live peak has fallen, gives back the handles beyond the window's
-  /// peak that are free and that no work uses. Never waits: work of all streams is marked, and what is not
-  /// complete stays until a later step, after as many allocated bytes as live_window counts. To wait here
-  /// would stall an allocate() for the whole queue of the device, for memory that no request lacks. Only
-  /// where memory is pages, since the driver waits for the device before it frees a plain block.
+  /// Ends a step of the live_window. If the live peak has fallen, gives back free handles until the window's
+  /// peak is reserved. Never waits, since no request lacks the memory: marks the work of all streams, and
+  /// leaves what is not complete to a later step. Only where memory is pages, since the driver waits for the
+  /// device before it frees a plain block.
   void give_back_unused(growth_lock const& growing, stream_id id) {
     if (is_asleep()) return;
     hot_lock held(hot_);

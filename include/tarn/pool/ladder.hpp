@@ -2,17 +2,19 @@
 #pragma once
 // The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a range.
 //
-//   - a request above a limit below the pool is refused at once
-//   0 small pools   grow at once: below roomy_limit speed matters more than memory
-//   1 magazines     return all threads' cached blocks to the heap, each to its own stream's domain, if there are enough of them
-//   2 finished      make frees of other streams that the device has completed neutral
-//   3 stealing      make the stream wait, on the device, for another stream's frees, and take them over; add neutral ranges to
-//                   its own, so that neighbours coalesce
-//   4 growth        create new handles while reserved memory may grow, reuse a view of free handles, or make a new view; where free
-//                   memory is neither joined nor moved, free segments go back first if too much would be reserved
-//   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, free memory is remapped together,
-//                   free handles and segments are given back
-//   6 out_of_memory   or, if the device refused, other pools give back what they cache (slow_path.hpp, other_pools.hpp)
+//   -             a request above a limit below the pool is refused at once
+//   0 small pool  grows at once: below roomy_limit speed matters more than memory
+//   1 caches      all threads' caches are flushed into the heap, if they hold enough
+//   2 finished    frees of other streams that the device has completed become neutral
+//   3 stealing    the taker's stream waits, on the device, for another stream's frees, and takes them over;
+//                 neutral ranges join its own, so that neighbours coalesce
+//   4 growth      creates handles while reserved memory may grow, reuses a view, or makes one. Where free
+//                 memory is neither joined nor moved, free segments go back first if too much would be
+//                 reserved
+//   5 exhaustion  the source refused: the host waits for all streams and recorded uses, free handles are
+//                 remapped, and free memory is given back
+//   6 refusal     out_of_memory; if the device refused, other pools first give back what they cache
+//                 (slow_path.hpp, other_pools.hpp)
 //
 // A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a
 // second time.

@@ -22,30 +22,29 @@ enum class handles_per_block {
 };
 
 /// When a pool asks CUDA whether the stream of a call is captured into a graph. A block that is freed inside
-/// a capture must not be handed out while the graph is replayed. In a capture_scope it is deferred until the
-/// graph's owner ends; in another capture until the pool ends. Such a block counts as active (memory_stats),
-/// and each capture takes new memory: open a capture_scope where graphs are captured again and again.
-/// record_stream() with the stream of a capture without a scope throws cuda_error (code 900). The end of a
-/// pool with such blocks waits for the device, which invalidates captures that have no scope.
+/// a capture must not be handed out while the graph may be replayed. In a capture_scope the block is deferred
+/// until the graph's owner ends; in a capture without a scope, until the pool ends. A deferred block counts
+/// as active (memory_stats), and the next capture takes new memory, so open a scope where graphs are captured
+/// again and again. Without a scope, record_stream() with the captured stream throws cuda_error (code 900).
+/// At its end a pool with deferred blocks waits for the device, which invalidates captures without a scope.
 ///
-/// Not asked are the legacy default stream, which is never captured, and a bare handle: the pool asks CUDA
-/// for its identity at each call, which CUDA refuses for a captured stream without a scope (code 900), and
-/// which invalidates the capture. The driver must not be asked about a stream that may be destroyed. So a
-/// capture without a scope is not noticed when an owner frees a block on
-///   - a stream that tarn did not make (tarn::stream does), or that a plug-in with a copy of tarn of its own made, and whose identity
-///     was noted before the capture, by the owner or by tarn::identified;
+/// The legacy default stream is never captured and not asked about. Of a bare handle the pool asks for the
+/// identity, at each call: in a capture without a scope CUDA refuses that (code 900) and invalidates the
+/// capture. A stream that may be destroyed must not be asked about. So a pool does not notice that a block is
+/// freed in a capture without a scope on
+///   - a stream that this copy of tarn did not make (tarn::stream does) and whose identity was noted before the
+///     capture, by the owner or by tarn::identified;
 ///   - the default stream of another thread;
-///   - a stream in whose place in the list of made streams eight others live already (4,096 are listed).
+///   - a stream that found no place in the list of made streams, which has 4,096 in buckets of eight.
 /// deallocate_sync() names no stream. An owner may free on a stream that was destroyed before, but not while
 /// it is destroyed.
 enum class capture_watch {
   /// At each deallocation on a stream of known identity: 17 to 29 ns (H100, 1 to 16 threads that ask). An
-  /// allocation makes no driver
-  /// call. Inside a capture it may return what its stream freed before: launch the graph after that work.
+  /// allocation makes no driver call. Inside a capture it may return what its stream freed before: launch the
+  /// graph after that work.
   at_frees,
   /// Only in threads that have opened a capture_scope: warm calls on streams of known identity make no driver
-  /// call. The caller promises
-  /// that other captures free no blocks of the pool that their graphs use.
+  /// call. The caller promises that other captures free no blocks of the pool that their graphs use.
   in_scopes,
   /// Also at each allocation, which is refused in a capture without a scope. No warm path.
   always

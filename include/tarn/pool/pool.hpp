@@ -3,17 +3,16 @@
 // The pool: stream-ordered allocation from cached memory. The files of an allocation, in the order of its
 // steps:
 //
-//   0 core/shared_resource.hpp, policy/tracked.hpp   how a call on device_pool comes here: allocate_sized()
-//   1 arena/size_class.hpp   the request is rounded to a size class, or to 512 bytes; block_request.hpp
-//   2 cache/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
-//                            ends here; slow_path.hpp continues the others
-//   3 heap.hpp               what all threads share, under the hot lock: arena/arena.hpp has the free ranges of each stream
-//                            (arena/stream_order.hpp) and the runs that small blocks are cut from
-//   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
-//                            with an event (order/ordering.hpp, order/mark_work.hpp; the picture is in arena/stream_order.hpp), and
-//                            pages/page_growth.hpp gets more: new handles, or free ones in a view (page_choice.hpp,
-//                            page_views.hpp); over blocks: pages/segment_growth.hpp
-//   5 source/cuda_pages.hpp  pages by calls of driver/cuda_driver.hpp
+//   0 core/shared_resource.hpp, policy/tracked.hpp: how a call on device_pool comes here, by allocate_sized()
+//   1 arena/size_class.hpp: the request is rounded to a size class, or to 512 bytes (block_request.hpp)
+//   2 cache/front.hpp: the calling thread's cache (thread_cache.hpp), its lock (owner_lock.hpp) and magazines.
+//     A warm call ends here; slow_path.hpp continues the others
+//   3 heap.hpp: what all threads share, under the hot lock. arena/arena.hpp has the free ranges of each stream
+//     (arena/stream_order.hpp, with a picture) and the runs that small blocks are cut from
+//   4 ladder.hpp: the steps if nothing fits, under the growth lock. order/reclaim.hpp takes memory from other
+//     streams by an event (order/ordering.hpp, order/mark_work.hpp); pages/page_growth.hpp gets new handles, or
+//     free ones in a view (page_choice.hpp, page_views.hpp); over blocks it is pages/segment_growth.hpp
+//   5 source/cuda_pages.hpp: pages, by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are
 // over (deferred_blocks.hpp). Calls on a stream that is captured into a graph go to graph/. inspection/ is

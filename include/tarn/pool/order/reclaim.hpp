@@ -202,7 +202,7 @@ void settle_part(growth_lock const&, arena& space, ordering<Driver>& order, may_
     }
   });
 }
-/// Whether that is so, and nothing was freed since.
+/// Whether all that is free in a part was found complete, and nothing was freed since.
 [[nodiscard]] inline bool is_settled(arena const& space, part_ref part) noexcept {
   bool all = true;
   space.streams.for_each_in(
