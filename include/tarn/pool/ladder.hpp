@@ -8,13 +8,11 @@
 //   2 finished    frees of other streams that the device has completed become neutral
 //   3 stealing    the taker's stream waits, on the device, for another stream's frees, and takes them over;
 //                 neutral ranges join its own, so that neighbours coalesce
-//   4 growth      creates handles while reserved memory may grow, reuses a view, or makes one. Where free
-//                 memory is neither joined nor moved, free segments go back first if too much would be
-//                 reserved
+//   4 growth      creates handles while reserved memory may grow, makes a view or reuses one; free segments,
+//                 which are never joined nor moved, go back first if too much would be reserved
 //   5 exhaustion  the source refused: the host waits for all streams and recorded uses, free handles are
 //                 remapped, and free memory is given back
-//   6 refusal     out_of_memory; if the device refused, other pools first give back what they cache
-//                 (slow_path.hpp, other_pools.hpp)
+//   6 refusal     if the device refused, other pools give back what they cache (slow_path.hpp)
 //
 // A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a
 // second time.

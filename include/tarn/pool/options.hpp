@@ -32,8 +32,8 @@ enum class handles_per_block {
 /// identity, at each call: in a capture without a scope CUDA refuses that (code 900) and invalidates the
 /// capture. A stream that may be destroyed must not be asked about. So a pool does not notice that a block is
 /// freed in a capture without a scope on
-///   - a stream that this copy of tarn did not make (tarn::stream does) and whose identity was noted before the
-///     capture, by the owner or by tarn::identified;
+///   - a stream that this copy of tarn did not make (tarn::stream does) and whose identity was noted before
+///     the capture, by the owner or by tarn::identified;
 ///   - the default stream of another thread;
 ///   - a stream that found no place in the list of made streams, which has 4,096 in buckets of eight.
 /// deallocate_sync() names no stream. An owner may free on a stream that was destroyed before, but not while

@@ -5,13 +5,13 @@
 //
 //   0 core/shared_resource.hpp, policy/tracked.hpp: how a call on device_pool comes here, by allocate_sized()
 //   1 arena/size_class.hpp: the request is rounded to a size class, or to 512 bytes (block_request.hpp)
-//   2 cache/front.hpp: the calling thread's cache (thread_cache.hpp), its lock (owner_lock.hpp) and magazines.
-//     A warm call ends here; slow_path.hpp continues the others
-//   3 heap.hpp: what all threads share, under the hot lock. arena/arena.hpp has the free ranges of each stream
-//     (arena/stream_order.hpp, with a picture) and the runs that small blocks are cut from
+//   2 cache/front.hpp: the calling thread's cache (thread_cache.hpp) with its lock (owner_lock.hpp) and its
+//     magazines. A warm call ends here; slow_path.hpp continues the others
+//   3 heap.hpp: what all threads share, under the hot lock. arena/arena.hpp has the free ranges of each
+//     stream (arena/stream_order.hpp, with a picture) and the runs that small blocks are cut from
 //   4 ladder.hpp: the steps if nothing fits, under the growth lock. order/reclaim.hpp takes memory from other
-//     streams by an event (order/ordering.hpp, order/mark_work.hpp); pages/page_growth.hpp gets new handles, or
-//     free ones in a view (page_choice.hpp, page_views.hpp); over blocks it is pages/segment_growth.hpp
+//     streams by an event (order/ordering.hpp, order/mark_work.hpp); pages/page_growth.hpp gets new handles,
+//     or free ones in a view (page_choice.hpp, page_views.hpp); over blocks it is pages/segment_growth.hpp
 //   5 source/cuda_pages.hpp: pages, by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are

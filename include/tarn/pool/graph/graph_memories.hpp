@@ -4,18 +4,18 @@
 // anything else until no graph uses it any more. Each graph_memory therefore owns two parts of the heap
 // (graph_parts.hpp): whole handles that serve it alone.
 //
-//   a capture_scope opens       its stream has no cache on any thread from now on, so that all its calls take the slow path; so do
-//                               all calls of the thread, which ask whether their stream is captured: it may have joined the capture
-//   allocate, captured stream   from the owner's captured part, under an identity that the capture gives the stream; with that identity
-//                               it is a stream as any other, with a cache of its own on each thread
-//   deallocate there            of the captured part: reused inside the capture in the order of the stream
-//     of any other block        deferred until the owner has ended: the graph uses it
-//   deallocate elsewhere        to the block's part, in the order of that stream
-//   allocate for an owner       inside its capture as above; elsewhere from its plain part, in the order of the stream: what captures
-//                               received is for captures alone. See graph_memory::allocate()
-//   the scope ends              what captured streams freed is free for the owner's next capture
-//   the owner ends              when the device has completed all work submitted before, both parts become common, with the blocks in
-//                               them that are still live, and the deferred blocks return to the heap
+//   a capture_scope opens      no thread has a cache of its stream from now on: its calls take the slow path.
+//                              So do all calls of the thread, whose stream may have joined the capture
+//   allocate, captured stream  from the owner's captured part, under the captured identity; with that it is a
+//                              stream as any other, with a cache on each thread
+//   deallocate there           of the captured part: reused inside the capture in the order of the stream
+//     of any other block       deferred until the owner has ended: the graph uses it
+//   deallocate elsewhere       to the block's part, in the order of that stream
+//   allocate for an owner      inside its capture as above; elsewhere from its plain part: what captures
+//                              received is for captures alone. See graph_memory::allocate()
+//   the scope ends             what captured streams freed is free for the owner's next capture
+//   the owner ends             once the device has completed earlier work, both parts become common, with the
+//                              blocks in them that are live, and the deferred blocks return to the heap
 //
 // Other threads and streams pay nothing. While an owner exists, a deallocation finds the part of a block with
 // one load more.

@@ -4,10 +4,11 @@
 // Each direction has a step that can fail and changes nothing if it does, and a step that cannot fail, so
 // that a pool and its graph memories fall asleep and wake together or not at all.
 //
-//   sleep   save()      enqueues the copies of kept contents to the host
-//           release()   unmaps the views; for each handle, waits for its copy, unmaps its home and destroys it
-//   wake    restore()   for each handle, creates it, maps its home and enqueues the copy back; maps the views; waits for the copies
-//           keep()      frees the copy on the host; or release() again, which leaves the copy as it was
+//   sleep  save()     enqueues the copies of kept contents to the host
+//          release()  unmaps the views; for each handle, waits for its copy, unmaps its home and destroys it
+//   wake   restore()  for each handle, creates it, maps its home and enqueues the copy back; maps the views;
+//                     waits for the copies
+//          keep()     frees the copy on the host; or release() again, which leaves the copy as it was
 //
 // If compact() can map a handle neither new nor old, unmap() leaves all handles created and maps none:
 // restore() maps them.
