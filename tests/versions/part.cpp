@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One shared library: compiled with -DTARN_TEST_PART=first_part and the headers of one version, and with second_part and those of another.
+// One shared library: compiled with -DTARN_TEST_PART=first_part and the headers of one version, and with
+// second_part and those of another.
 #include "part.hpp"
 
 #include <array>

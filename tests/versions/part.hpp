@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the program calls in a shared library that has a tarn of its own. No header of tarn: the library is compiled with one version,
-// and the program has two such libraries.
+// What the program calls in a shared library that has a tarn of its own. No header of tarn: the library is
+// compiled with one version, and the program has two such libraries.
 
 enum class tarn_error { no_memory, overflow, alignment, captured };
 enum class caught_as { nothing, own_type, standard_type };
@@ -19,7 +19,8 @@ struct part_calls {
 
   void (*raise)(tarn_error which);
   caught_as (*catch_from)(void (*raise)(tarn_error), tarn_error which);
-  /// Calls raise(which) in a handler inside of an allocation. Whether the error passed, and the memory still works.
+  /// Calls raise(which) in a handler inside of an allocation. Whether the error passed, and the memory still
+  /// works.
   bool (*pass_through)(void (*raise)(tarn_error), tarn_error which);
 
   bool (*begin_capture)();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program with two versions of tarn, each in a shared library: linked with both, or, with two paths as arguments, opened by dlopen
-// with RTLD_LOCAL. It includes no header of tarn. Prints the first check that fails.
+// A program with two versions of tarn, each in a shared library: linked with both, or, with two paths as
+// arguments, opened by dlopen with RTLD_LOCAL. It includes no header of tarn. Prints the first check that
+// fails.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>

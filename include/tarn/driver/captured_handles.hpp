@@ -67,7 +67,8 @@ class captured_handles {
   /// No stream's identity has this bit: a driver counts streams from 1, and default streams have higher bits.
   static constexpr stream_id assigned = stream_id{1} << 60;
 
-  /// Forgets the assigned identities if the last open capture has ended since, whichever version of tarn closed it.
+  /// Forgets the assigned identities if the last open capture has ended since, whichever version of tarn
+  /// closed it.
   static void forget_assigned() noexcept {
     std::uint64_t const now = capture_gate::ends();
     if (now == ends) return;
