@@ -60,6 +60,7 @@
 #include "tarn/raii/device_guard.hpp"
 #include "tarn/raii/device_ptr.hpp"
 #include "tarn/raii/graph_memory.hpp"
+#include "tarn/raii/growing_buffer.hpp"
 #include "tarn/raii/peak_scope.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/raii/sleep.hpp"

@@ -4698,7 +4698,7 @@ class sim_marking_driver : public sim_driver {
 };
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
-              registering_driver<sim_driver> && describing_driver<sim_driver> &&
+              registering_driver<sim_driver> && memory_tool_driver<sim_driver> &&
               accounting_driver<sim_driver> && sharing_driver<sim_driver> &&
               detail::multi_device_driver<sim_driver> && detail::multi_device_driver<sim_marking_driver>);
 

@@ -1462,15 +1462,15 @@ template <element To, element From, class Resource>
 #include <utility>
 
 // ---- tarn/transfer/free_on.hpp
-// retire: frees the memory of an owner early, in the order of the stream that used it last.
+// free_on: frees the memory of an owner early, in the order of the stream that used it last.
 //
 // Three ways to report that memory was used on a stream other than its owner's:
 //
-//                    order of the two streams          when the memory is free          for
-//   set_stream(s)    made now, by an event             later, when the owner ends      s continues to own the work
-//   record_stream(p,s)  made when the owner frees         once the device has passed s,   additional uses, e.g. of a copy
-//                                                      for the owner's stream; pools only
-//   free_on(b, s)     made now, or known to exist       at once, for later work on s    s was the last to use it
+//                        order of the streams       when the memory is free       for
+//   set_stream(s)        made now, by an event      when the owner ends           s continues to own the work
+//   record_stream(p, s)  made when the owner frees  once the device has passed    more uses, as of a copy; pools only
+//                                                   s, for the owner's stream
+//   free_on(owner, s)    made now, or it exists     at once, for later work on s  s was the last to use it
 
 #include <concepts>
 #include <cstddef>
@@ -2297,8 +2297,8 @@ class micro_batches {
 #include <utility>
 #include <vector>
 
-// ---- tarn/transfer/partition.hpp
-// partition: divides elements into contiguous parts, evenly or by weight.
+// ---- tarn/transfer/partition_layout.hpp
+// partition_layout: divides elements into contiguous parts, evenly or by weight.
 
 #include <algorithm>
 #include <cmath>
@@ -2319,16 +2319,17 @@ class bad_partition : public detail::error_of<std::invalid_argument, 320> {
 
 /// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be
 /// empty. A value type.
-class partition {
+class partition_layout {
  public:
   /// Constructs a partition without elements and parts.
-  partition() = default;
+  partition_layout() = default;
   /// Divides into parts whose sizes differ by at most one step.
   /// @param multiple_of  the step: a part begins at a multiple of this many elements (a row, a cache line)
   /// @throws bad_partition  `parts` or `multiple_of` is 0
-  [[nodiscard]] static partition even(std::size_t count, std::size_t parts, std::size_t multiple_of = 1,
-                                      source_location where = source_location::current()) {
-    partition made(count, parts, multiple_of, where);
+  [[nodiscard]] static partition_layout even(std::size_t count, std::size_t parts,
+                                             std::size_t multiple_of = 1,
+                                             source_location where = source_location::current()) {
+    partition_layout made(count, parts, multiple_of, where);
     std::size_t const steps = steps_of(count, multiple_of);
     for (std::size_t i = 1; i < parts; ++i) {
       std::size_t const before = steps / parts * i + detail::min_of(i, steps % parts);
@@ -2339,10 +2340,10 @@ class partition {
   /// Divides in proportion to weights (memory, speed); each part is within one step of its share.
   /// @throws bad_partition  no weights, a weight is negative or not finite, no weight is positive, or
   /// `multiple_of` is 0
-  [[nodiscard]] static partition weighted(std::size_t count, std::span<double const> weights,
-                                          std::size_t multiple_of = 1,
-                                          source_location where = source_location::current()) {
-    partition made(count, weights.size(), multiple_of, where);
+  [[nodiscard]] static partition_layout weighted(std::size_t count, std::span<double const> weights,
+                                                 std::size_t multiple_of = 1,
+                                                 source_location where = source_location::current()) {
+    partition_layout made(count, weights.size(), multiple_of, where);
     // Not double: it would round positions above 2^53, and large weights would add up to infinity.
     long double total = 0;
     for (double const w : weights) {
@@ -2377,10 +2378,10 @@ class partition {
     return static_cast<std::size_t>(next - first_.begin()) - 1;
   }
 
-  friend bool operator==(partition const&, partition const&) = default;
+  friend bool operator==(partition_layout const&, partition_layout const&) = default;
 
  private:
-  partition(std::size_t count, std::size_t parts, std::size_t multiple_of, source_location where) {
+  partition_layout(std::size_t count, std::size_t parts, std::size_t multiple_of, source_location where) {
     if (parts == 0) refuse("it needs at least one part", where);
     if (parts >= first_.max_size()) refuse("the number of parts is too large; check it for overflow", where);
     if (multiple_of == 0) refuse("the multiple at which parts begin must be at least 1 element", where);
@@ -2399,6 +2400,8 @@ class partition {
 
   std::vector<std::size_t> first_;
 };
+
+using partition [[deprecated("write partition_layout")]] = partition_layout;
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/peer_copy.hpp
@@ -2642,7 +2645,7 @@ class partitioned_buffer {
   /// Allocates part i from memory i.
   /// @throws bad_partition  the number of memories differs from the number of parts
   /// @throws length_error, out_of_memory, cuda_error; nothing is held
-  partitioned_buffer(std::span<Resource const> memories, partition parts,
+  partitioned_buffer(std::span<Resource const> memories, partition_layout parts,
                      attribution call = attribution::current())
       : layout_(std::move(parts)) {
     if (memories.size() != layout_.parts()) {
@@ -2655,14 +2658,14 @@ class partitioned_buffer {
   }
   /// Allocates part i from the pool of device i of `devices`.
   template <class Make>
-  partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, partition parts,
-                     attribution call = attribution::current())
+  partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices,
+                     partition_layout parts, attribution call = attribution::current())
       : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), call) {}
   /// Divides `count` elements evenly.
   template <class Make>
   partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, std::size_t count,
                      attribution call = attribution::current())
-      : partitioned_buffer(pools, devices, partition::even(count, devices.size()), call) {}
+      : partitioned_buffer(pools, devices, partition_layout::even(count, devices.size()), call) {}
 
   partitioned_buffer(partitioned_buffer&&) noexcept = default;
   partitioned_buffer& operator=(partitioned_buffer&&) noexcept = default;
@@ -2670,7 +2673,7 @@ class partitioned_buffer {
   /// Returns the total number of elements.
   [[nodiscard]] std::size_t size() const noexcept { return layout_.size(); }
   [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
-  [[nodiscard]] partition const& layout() const noexcept { return layout_; }
+  [[nodiscard]] partition_layout const& layout() const noexcept { return layout_; }
   /// Returns part i, a buffer on its device with the stream stream(i). Do not change its size or its stream.
   [[nodiscard]] part_type& part(std::size_t i) noexcept { return parts_[i].elements; }
   [[nodiscard]] part_type const& part(std::size_t i) const noexcept { return parts_[i].elements; }
@@ -2808,7 +2811,7 @@ class partitioned_buffer {
     throw detail::at(where, length_error(text.view()));
   }
 
-  partition layout_;
+  partition_layout layout_;
   std::vector<part_and_stream> parts_;
 };
 

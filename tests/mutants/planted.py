@@ -16,6 +16,45 @@ class Mutant(NamedTuple):
 
 
 PLANTED = {
+    "a block that grows keeps its address and its contents, and takes only what its stream may use": [
+        Mutant(
+            "it takes a handle that another stream has freed",
+            "pool/pages/growing_views.hpp",
+            "(node.domain != taker && node.domain != a.streams[taker].neutral_domain))\n        return false;",
+            "taker == no_domain)\n        return false;",
+        ),
+        Mutant(
+            "what it shows is unmapped while work uses it",
+            "pool/pages/growing_views.hpp",
+            "if (v.pins != 0 || !wait_for_work(a, hot, order, a.tenancies[i])) return nullptr;",
+            "if (v.pins != 0) return nullptr;",
+        ),
+        Mutant(
+            "it looks only once at what is free",
+            "pool/pages/growing_views.hpp",
+            "      cut(v, hot, offset + kept);\n",
+            "      cut(v, hot, offset + kept);\n      break;\n",
+        ),
+        Mutant(
+            "a thread caches what it has given back",
+            "pool/slow_path.hpp",
+            "    return_to_part(id, stream, p, bytes, default_alignment);\n",
+            "    put(id, stream, p, bytes, default_alignment, true);\n",
+        ),
+        Mutant(
+            "growth that fails leaves handles mapped",
+            "pool/pages/growing_views.hpp",
+            "        truncate(v, before);\n",
+            "",
+            finder="tests/raii/growing_buffer.cpp",
+        ),
+        Mutant(
+            "a growing buffer changes its stream without order",
+            "raii/growing_buffer.hpp",
+            "if (held_ != 0) detail::order_streams(resource().driver(), stream, this->stream(), where);",
+            "",
+        ),
+    ],
     "a stream waits for earlier work on memory that it takes from another stream": [
         Mutant(
             "skip the wait",
@@ -480,19 +519,19 @@ PLANTED = {
         Mutant(
             "a view is unmapped with a block in it",
             "pool/pages/page_views.hpp",
-            "    if (t.blocks != 0) return false;\n",
-            "",
+            "return t.blocks == 0 && table_.is_done(a, t);",
+            "return table_.is_done(a, t);",
         ),
         Mutant(
             "a view still maps a handle that was destroyed",
-            "pool/pages/page_views.hpp",
+            "pool/pages/view_table.hpp",
             "          slot.handle = 0;\n",
             "",
         ),
         Mutant(
             "a handle is destroyed while a view maps it",
             "pool/pages/page_growth.hpp",
-            "      views_.forget(leaves);\n",
+            "      table_.forget(leaves);\n",
             "",
         ),
     ],
@@ -526,8 +565,8 @@ PLANTED = {
     "a refusal changes nothing": [
         Mutant(
             "the failure path omits a reclaim",
-            "pool/pages/page_growth.hpp",
-            "      unmake(growing, made);\n",
+            "pool/pages/created_handles.hpp",
+            "      source.destroy(p.id, p.bytes);\n",
             "",
         ),
         Mutant(
@@ -1124,7 +1163,7 @@ PLANTED = {
         ),
         Mutant(
             "wake maps what stayed a second time",
-            "pool/pages/page_views.hpp",
+            "pool/pages/view_table.hpp",
             "return slot.handle != 0 && !map_[slot.handle].stays;",
             "return slot.handle != 0;",
             finder="tests/sharing/page_pin.cpp",
@@ -1204,7 +1243,7 @@ PLANTED = {
         ),
         Mutant(
             "sleep unmaps the views of pinned handles",
-            "pool/pages/page_views.hpp",
+            "pool/pages/view_table.hpp",
             "if (is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);",
             "if (slot.handle != 0 && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);",
         ),
@@ -1222,7 +1261,7 @@ PLANTED = {
         ),
         Mutant(
             "a segment of a view begins at the start of its handle",
-            "pool/pages/page_views.hpp",
+            "pool/pages/view_table.hpp",
             "!f(slot.handle, begin - at, end - begin)",
             "!f(slot.handle, 0, end - begin)",
         ),
@@ -1519,8 +1558,8 @@ PLANTED = {
         Mutant(
             "the pieces that extend a view are chosen before the lock is released",
             "pool/pages/page_views.hpp",
-            "    carve(a, hot.held(), all, carved);\n",
-            "    { unlocked const released(hot); }\n    carve(a, hot.held(), all, carved);\n",
+            "    table_.carve(a, hot.held(), all, carved);\n",
+            "    { unlocked const released(hot); }\n    table_.carve(a, hot.held(), all, carved);\n",
         ),
         Mutant(
             "the lock is released between finding a free segment and taking it",
@@ -2068,7 +2107,7 @@ PLANTED = {
         ),
         Mutant(
             "the gaps of a divided handle are left out of the view",
-            "pool/pages/page_views.hpp",
+            "pool/pages/view_table.hpp",
             "v.view_slots[at + i] = view_slot{handles[i], bytes_of(i)};",
             "v.view_slots[at + i] = view_slot{handles[i], handles[i] != 0 ? bytes_of(i) : 0};",
             finder="tests/raii/compact.cpp",

@@ -18,6 +18,7 @@
 #include "tarn/policy/tracked.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_ptr.hpp"
+#include "tarn/raii/growing_buffer.hpp"
 #include "tarn/raii/peak_scope.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/source/cuda_malloc.hpp"
@@ -146,6 +147,8 @@ struct pool_under_test {
   [[nodiscard]] virtual std::unique_ptr<owner_under_test> make_buffer(std::size_t count,
                                                                       tarn::stream_ref stream,
                                                                       std::size_t alignment) const = 0;
+  [[nodiscard]] virtual std::unique_ptr<owner_under_test> make_growing(std::size_t count,
+                                                                       tarn::stream_ref stream) const = 0;
   [[nodiscard]] virtual std::unique_ptr<owner_under_test> make_pointer(std::size_t count,
                                                                        tarn::stream_ref stream) const = 0;
   /// Null if these headers have no graph memories.
@@ -316,6 +319,73 @@ class buffer_of final : public owner_under_test {
   buffer buffer_;
 };
 
+/// An array that grows at one address. Where it has none left, it is refused as if memory were out.
+template <class Memory>
+class growing_of final : public owner_under_test {
+ public:
+  using buffer = tarn::growing_buffer<std::byte, Memory>;
+  growing_of(Memory const& memory, std::size_t count, tarn::stream_ref stream)
+      : buffer_(memory, 2 * count + 24 * 1024 * 1024, stream) {
+    buffer_.resize(count);
+  }
+  explicit growing_of(buffer b) : buffer_(std::move(b)) {}
+  growing_of(growing_of const&) = delete;
+  growing_of& operator=(growing_of const&) = delete;
+  ~growing_of() override {
+    in_library const now;
+    buffer const gone = std::move(buffer_);
+  }
+  void* data() const override {
+    return buffer_.capacity() != 0 ? const_cast<std::byte*>(buffer_.data()) : nullptr;
+  }
+  std::size_t size() const override { return buffer_.size(); }
+  tarn::stream_ref stream() const override { return buffer_.stream(); }
+  void set_stream(tarn::stream_ref stream) override {
+    in_library const now;
+    buffer_.set_stream(stream);
+  }
+  void reset() override {
+    in_library const now;
+    buffer_.reset();
+  }
+  std::unique_ptr<owner_under_test> move() override {
+    in_library const now;
+    return std::make_unique<growing_of>(std::move(buffer_));
+  }
+  void resize(std::size_t count, tarn::stream_ref stream) override {
+    change(count, stream, [&] { buffer_.resize(count); });
+  }
+  void reserve(std::size_t count, tarn::stream_ref stream) override {
+    change(count, stream, [&] { buffer_.reserve(count); });
+  }
+  void shrink_to_fit(tarn::stream_ref stream) override {
+    change(0, stream, [&] { buffer_.shrink_to_fit(); });
+  }
+  void fill(std::byte value) override {
+    in_library const now;
+    buffer_.fill(value);
+  }
+  std::unique_ptr<owner_under_test> copy(tarn::stream_ref stream) const override {
+    in_library const now;
+    return std::make_unique<growing_of>(buffer_.clone(stream));
+  }
+  bool is_buffer() const override { return true; }
+
+ private:
+  /// On its own stream, and then on `stream`.
+  template <class Change>
+  void change(std::size_t count, tarn::stream_ref stream, Change const& made) {
+    if (count > buffer_.max_size()) throw tarn::out_of_memory(tarn::memory_report{});
+    in_library const now;
+    auto const* const at = buffer_.data();
+    made();
+    if (buffer_.keeps_address() && buffer_.data() != at) throw std::logic_error("a growing buffer moved");
+    buffer_.set_stream(stream);
+  }
+
+  buffer buffer_;
+};
+
 template <class Memory>
 class pointer_of final : public owner_under_test {
  public:
@@ -449,6 +519,10 @@ class pool_of final : public pool_under_test {
     in_library const now;
     return std::make_unique<buffer_of<Memory>>(
         tarn::device_buffer<std::byte, Memory>(memory_, count, stream, alignment));
+  }
+  std::unique_ptr<owner_under_test> make_growing(std::size_t count, tarn::stream_ref stream) const override {
+    in_library const now;
+    return std::make_unique<growing_of<Memory>>(memory_, count, stream);
   }
   std::unique_ptr<owner_under_test> make_pointer(std::size_t count, tarn::stream_ref stream) const override {
     in_library const now;

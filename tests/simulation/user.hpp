@@ -1116,7 +1116,10 @@ class user {
     if (!streams_.runs(s)) return;
     drop(*slot);
     ++counted_.allocations;
-    auto made = pools_[pool].memory->make_buffer(o.bytes, streams_.name(s, o.how), o.alignment);
+    bool const grows = o.how % 4 == 2 && !has_one_handle_per_block(world_.chosen().pools[pool].options);
+    pool_under_test const& memory = *pools_[pool].memory;
+    auto made = grows ? memory.make_growing(o.bytes, streams_.name(s, o.how))
+                      : memory.make_buffer(o.bytes, streams_.name(s, o.how), o.alignment);
     *slot = {std::move(made), pool, s, 0, 0};
     if (slot->it->size() != o.bytes) world_.found().push_back("a new buffer has a different size");
   }

@@ -82,6 +82,20 @@ class witnessed_layer {
     options_.who->taken_back(options_.pool, p == nullptr ? 0 : bytes, alignment);
   }
 
+  void* allocate_at(tarn::stream_ref stream, void* at, std::size_t bytes, std::size_t alignment)
+    requires requires(Upstream& below) { below.allocate_at(stream, at, bytes, alignment); }
+  {
+    return observe(stream, bytes, alignment,
+                   [&] { return upstream_.allocate_at(stream, at, bytes, alignment); });
+  }
+  void deallocate_at(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept
+    requires requires(Upstream& below) { below.deallocate_at(stream, p, bytes, alignment); }
+  {
+    options_.who->returned(options_.pool, stream, p, bytes, alignment);
+    upstream_.deallocate_at(stream, p, bytes, alignment);
+    options_.who->taken_back(options_.pool, bytes, alignment);
+  }
+
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 

@@ -230,6 +230,25 @@ struct compact {
   TARN_ON_LAYER(compaction(l.compact()))
 };
 
+/// Through no layer that routes: the blocks of one buffer are of one pool.
+struct reserve_growing {
+  std::size_t bytes = 0;
+  TARN_ON_LAYER(l.reserve_growing(bytes))
+};
+struct suggest_growth {
+  stream_ref stream;
+  void const* at = nullptr;
+  std::size_t bytes = 0;
+  TARN_ON_LAYER(l.suggest_growth(stream, at, bytes))
+};
+struct has_one_handle {
+  TARN_ON_LAYER(static_cast<bool>(l.has_one_handle_per_block()))
+};
+struct end_growing {
+  void* p = nullptr;
+  TARN_ON_LAYER(l.end_growing(p))
+};
+
 template <class F>
 struct each_segment {
   void const* p = nullptr;

@@ -42,6 +42,13 @@ template <class R>
 concept has_deallocate_sync = requires(R& r, void* p, std::size_t bytes, std::size_t alignment) {
   { r.deallocate_sync(p, bytes, alignment) } noexcept;
 };
+/// Makes blocks at addresses that the caller has reserved, for growing_buffer.
+template <class R>
+concept has_allocate_at =
+    requires(R& r, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) {
+      { r.allocate_at(stream, p, bytes, alignment) } -> std::same_as<void*>;
+      { r.deallocate_at(stream, p, bytes, alignment) } noexcept;
+    };
 template <class R>
 concept has_properties = requires { typename R::properties; };
 template <class R>

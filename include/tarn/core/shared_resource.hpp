@@ -192,6 +192,19 @@ class shared_resource : public call_names<shared_resource<Layer>>,
     }
   }
 
+  // For growing_buffer; documented at the pool.
+
+  [[nodiscard]] void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t alignment)
+    requires has_allocate_at<Layer>
+  {
+    return block_->layer.allocate_at(stream, at, bytes, alignment);
+  }
+  void deallocate_at(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept
+    requires has_allocate_at<Layer>
+  {
+    block_->layer.deallocate_at(stream, p, bytes, alignment);
+  }
+
   // The same four calls under their other names.
   using call_names<shared_resource>::allocate;
   using call_names<shared_resource>::deallocate;

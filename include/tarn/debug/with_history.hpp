@@ -83,7 +83,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   /// @throws out_of_memory  refused below; its report lists the biggest tags
   /// @throws std::bad_alloc  no host memory for the records
   TARN_ALWAYS_INLINE void* around_allocate(request const& asked, auto const& next) {
-    request const r{with_id(asked.stream), asked.bytes, asked.alignment, asked.kind};
+    request const r = asked.on(with_id(asked.stream));
     void* const p = allocate_or_note(r, next);
     if (p == nullptr) return p;
     history_block b;
@@ -102,7 +102,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
     return p;
   }
   TARN_ALWAYS_INLINE void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
-    request const r{with_id(asked.stream), asked.bytes, asked.alignment, asked.kind};
+    request const r = asked.on(with_id(asked.stream));
     log_.note_free(address_of(p), r.stream.id(), origin(), now());
     next.deallocate(r, p);
   }

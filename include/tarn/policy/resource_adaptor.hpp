@@ -17,7 +17,8 @@ namespace TARN_NAMESPACE {
 /// Which pair of calls a request was made by.
 enum class call_kind : std::uint8_t {
   stream_ordered,  ///< allocate and deallocate
-  synchronous      ///< allocate_sync and deallocate_sync
+  synchronous,     ///< allocate_sync and deallocate_sync
+  at_address       ///< allocate_at and deallocate_at, of growing_buffer
 };
 
 /// The arguments of one call.
@@ -26,11 +27,20 @@ struct request {
   std::size_t bytes = 0;      ///< as requested
   std::size_t alignment = 0;  ///< a power of two in a correct program
   call_kind kind = call_kind::stream_ordered;
+  void* at = nullptr;  ///< where the block shall begin, if the call says so
 
   [[nodiscard]] constexpr bool is_synchronous() const noexcept { return kind == call_kind::synchronous; }
   /// Returns the same request as a stream-ordered one: for a block that work on its stream still uses.
   [[nodiscard]] constexpr request in_stream_order() const noexcept {
-    return {stream, bytes, alignment, call_kind::stream_ordered};
+    request same = *this;
+    if (is_synchronous()) same.kind = call_kind::stream_ordered;
+    return same;
+  }
+  /// Returns the same request on another stream.
+  [[nodiscard]] constexpr request on(stream_ref other) const noexcept {
+    request same = *this;
+    same.stream = other;
+    return same;
   }
 };
 
@@ -42,12 +52,18 @@ class next_layer {
 
   /// Allocates. Returns null for zero bytes. @throws out_of_memory, bad_alignment; nothing has changed
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(request const& r) const {
+    if constexpr (has_allocate_at<Upstream>) {
+      if (r.kind == call_kind::at_address) return upstream_.allocate_at(r.stream, r.at, r.bytes, r.alignment);
+    }
     return r.is_synchronous() ? upstream_.allocate_sync(r.bytes, r.alignment)
                               : upstream_.allocate(r.stream, r.bytes, r.alignment);
   }
   /// Frees a block, also one that the same policy has just allocated. Does nothing for null.
   /// @param r  with the bytes and the alignment that the layer below was asked for
   TARN_ALWAYS_INLINE void deallocate(request const& r, void* p) const noexcept {
+    if constexpr (has_allocate_at<Upstream>) {
+      if (r.kind == call_kind::at_address) return upstream_.deallocate_at(r.stream, p, r.bytes, r.alignment);
+    }
     if (r.is_synchronous()) {
       upstream_.deallocate_sync(p, r.bytes, r.alignment);
     } else {
@@ -72,6 +88,11 @@ concept deallocates_around =
     requires(Layer& layer, request const& r, void* p, next_layer<Upstream> const& next) {
       { layer.around_deallocate(r, p, next) } noexcept;
     };
+
+/// A layer whose blocks do not begin where those below begin, or that has several resources below it.
+template <class Layer>
+concept changes_addresses =
+    routes_calls<Layer> || requires(Layer& layer, void* p) { layer.block_address(p); };
 
 /// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and
 /// access are.
@@ -148,6 +169,18 @@ class resource_adaptor {
     requires resource<Upstream>
   {
     deallocate_around({stream_ref{}, bytes, alignment, call_kind::synchronous}, p);
+  }
+
+  /// For growing_buffer, as the pool has them. A layer that moves addresses does not have them.
+  [[nodiscard]] void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t alignment)
+    requires(has_allocate_at<Upstream> && !detail::changes_addresses<Layer>)
+  {
+    return allocate_around({stream, bytes, alignment, call_kind::at_address, at});
+  }
+  void deallocate_at(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept
+    requires(has_allocate_at<Upstream> && !detail::changes_addresses<Layer>)
+  {
+    deallocate_around({stream, bytes, alignment, call_kind::at_address, p}, p);
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }

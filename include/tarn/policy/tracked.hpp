@@ -104,6 +104,20 @@ class tracked_layer {
     upstream_.deallocate_sync(p, bytes, alignment);
   }
 
+  /// Counts a block of a growing_buffer as any other.
+  [[nodiscard]] void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t alignment)
+    requires has_allocate_at<Upstream>
+  {
+    return count(rounded(bytes, alignment), bytes,
+                 [&] { return upstream_.allocate_at(stream, at, bytes, alignment); });
+  }
+  void deallocate_at(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept
+    requires has_allocate_at<Upstream>
+  {
+    numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
+    upstream_.deallocate_at(stream, p, bytes, alignment);
+  }
+
   /// Counts a block that belongs to the owner of a graph's memory as any other; see graph_memory::allocate().
   [[nodiscard]] void* allocate_for(detail::graph_owner& owner, stream_ref stream, std::size_t bytes,
                                    std::size_t alignment)

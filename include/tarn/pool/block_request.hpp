@@ -23,6 +23,8 @@ struct block_request {
   bool in_run;            ///< served from a run of its class, otherwise from a range
   zone where;
   part_ref part = common;
+  std::uint32_t view = 0;  ///< the growing view that the block is to extend, 0 if none
+  std::size_t offset = 0;  ///< where the block begins in it
 
   /// @param bytes  `asked` plus the guard
   block_request(stream_id i, stream_ref s, std::size_t asked_for, std::size_t bytes,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a range.
-//
 //   -             a request above a limit below the pool is refused at once
 //   0 small pool  grows at once: below roomy_limit speed matters more than memory
 //   1 caches      all threads' caches are flushed into the heap, if they hold enough
@@ -14,9 +13,7 @@
 //                 remapped, and free memory is given back
 //   6 refusal     if the device refused, other pools give back what they cache (slow_path.hpp)
 //
-// A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a
-// second time.
-//
+// A rung releases memory and takes again; with nothing to release it does not search a second time.
 // One thread climbs at a time. The hot lock is released around driver calls, which voids what was looked up.
 
 #include <cstddef>
@@ -134,19 +131,6 @@ class ladder {
     std::uint64_t creates;   ///< of the pool, before all growth
     std::uint64_t waits;     ///< of the host, likewise
   };
-  /// Keeps a stream's domain while the hot lock is released. Without it, blocks of a destroyed stream that
-  /// are returned under the same handle would make the living stream look destroyed. Constructed and
-  /// destroyed under the hot lock.
-  class kept_domain {
-   public:
-    explicit kept_domain(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
-    kept_domain& operator=(kept_domain&&) = delete;
-    ~kept_domain() { domain_.climbing = false; }
-
-   private:
-    stream_domain& domain_;
-  };
-
   [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
   [[nodiscard]] bool is_neutral(domain_ref d) noexcept { return space().streams[d].is_neutral(); }
   /// Bytes reserved for the request's part.
@@ -159,13 +143,28 @@ class ladder {
 
   bool take() {
     space().make_room();
+    if (wanted_.view != 0) return extend();
     return heap_.take(hot_.held(), request_.taker, wanted_, batch_);
+  }
+  /// Takes whole handles for the end of a growing view. From then on the request is for what they lack.
+  bool extend() {
+    if (heap_.is_asleep()) return false;
+    std::size_t lack = 0;
+    request_.bytes = wanted_.block;
+    void* const p = growth().template visit_pages<void*>([&](auto& pages) {
+      return pages.growing().extend(space(), hot_, order(), request_, wanted_.view, wanted_.offset, lack);
+    });
+    request_.bytes = lack != 0 ? lack : wanted_.block;
+    batch_.blocks[0] = p;
+    batch_.count = p != nullptr ? 1 : 0;
+    return p != nullptr;
   }
 
   /// Returns true if a growth assembled a block, or created memory that now serves the request. Returns false
   /// and sets `last` if the source refuses.
   bool grow(refusal& last) {
     void* block = nullptr;
+    if (wanted_.view != 0) request_.extend = false;  // what it lacks is whole handles
     try {
       bool const grew = growth().visit(
           [&](auto& memory) { return memory.grow(growing_, space(), hot_, order(), request_, block); });
@@ -237,9 +236,8 @@ class ladder {
     if (request_.part != common || !taker_is_capturing())
       finish_all(growing_, space(), order(), hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
-    space().make_room();
     space().search_limit = ~std::size_t{0};
-    bool const found = heap_.take(hot_.held(), request_.taker, wanted_, batch_);
+    bool const found = take();
     space().search_limit = range_index::search_limit;
     return found;
   }
@@ -247,8 +245,7 @@ class ladder {
   bool put_together(refusal& last) {
     request_.may_create = 0;
     request_.may_exceed = false;
-    if (!request_.may_remap)
-      return false;  // without remapping, a growth calls the driver: only after handles were given back
+    if (!request_.may_remap) return false;  // it would call the driver: only after handles were given back
     for (bool const extend : {true, false}) {
       request_.extend = extend;
       if (grow(last)) return true;
@@ -324,10 +321,14 @@ class ladder {
     request_.least_growth = request_.where == zone::larger
                                 ? min_of(shared_handle(live, request_.bytes), request_.largest_handle)
                                 : usual_granule;
-    request_.may_remap = may_remap(options);
+    request_.may_remap = may_remap(options) && wanted_.view == 0;  // it needs whole handles
     request_.uses_up_ends = uses_up_ends(live, left());
     request_.device_bytes = heap_.left(growing_).device_total();
     if (!heap_.uses_pages()) request_.segment = segment_to_share();
+    if (wanted_.view != 0) {
+      request_.may_create = left();
+      return;
+    }
     if (!request_.may_remap) {
       if (options.handles == handles_per_block::one) {
         request_.largest_handle = max_request_bytes;

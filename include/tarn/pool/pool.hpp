@@ -258,6 +258,76 @@ class pool {
     return heap_.is_asleep();
   }
 
+  // ---- blocks that grow in place, for growing_buffer
+
+  /// Reserves addresses, without memory, for blocks that follow each other: allocate_at() makes them. Returns
+  /// null where the memory is not pages: nothing grows in place there. O(views)
+  /// @param bytes  at most; rounded up to 2 MiB
+  /// @throws out_of_memory  no addresses are left; cuda_error, std::bad_alloc. Nothing has changed
+  [[nodiscard]] void* reserve_growing(std::size_t bytes)
+    requires page_source<Upstream>
+  {
+    detail::growth_lock const growing = heap_.lock_growth();
+    if (heap_.is_lost()) heap_.refuse_forked();
+    if (!heap_.uses_pages()) return nullptr;
+    detail::hot_lock held = heap_.lock_hot();
+    void* const p = heap_.growth(growing).template visit_pages<void*>([&](auto& pages) {
+      return pages.reserve_growing(heap_.space(held), detail::may_release(held), heap_.order(growing),
+                                   heap_.left(growing).device_total(), bytes);
+    });
+    if (p != nullptr) return p;
+    memory_report report;
+    report.asked = bytes;
+    report.device = heap_.driver().device().value;
+    report.refused_by = "the pool's addresses, which other growing buffers have reserved";
+    throw out_of_memory(report);
+  }
+  /// Allocates a block of whole 2 MiB at an address where the blocks of reserve_growing() end. Its memory is
+  /// whole handles: free ones that the stream can be ordered behind, then new ones. 36 us for each that is
+  /// mapped; none of the contents moves.
+  /// @throws as allocate(); cuda_error  the stream is captured; misuse  `at` is not of reserve_growing()
+  [[nodiscard]] void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t)
+    requires page_source<Upstream>
+  {
+    return slow_.allocate_at(heap_.identity_of(stream), stream, at, bytes);
+  }
+  /// The bytes to ask allocate_at() for, at least `bytes`: so many that free handles have them together.
+  /// O(views + free ranges + handles) @throws cuda_error, std::bad_alloc
+  [[nodiscard]] std::size_t suggest_growth(stream_ref stream, void const* at, std::size_t bytes)
+    requires page_source<Upstream>
+  {
+    return slow_.suggest_growth(heap_.identity_of(stream), stream, at, bytes);
+  }
+  /// Frees the last of these blocks, as deallocate() does. Its handles serve other requests; the addresses
+  /// stay reserved.
+  void deallocate_at(stream_ref stream, void* p, std::size_t bytes, std::size_t) noexcept
+    requires page_source<Upstream>
+  {
+    if (heap_.is_lost()) return;
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id && !heap_.identify(stream, id).ok()) id = stream_ref::unknown_id;
+    if (id != stream_ref::unknown_id) {
+      if (deferred_.any_recorded() && slow_.take_back_recorded(id, stream, p, bytes, default_alignment))
+        return;
+      if (asks_at_frees() && graphs_.defer_if_captured(id, stream, p, bytes, default_alignment)) return;
+    }
+    slow_.deallocate_at(id, stream, p, bytes);
+  }
+  /// Gives the addresses back. What the blocks' handles are mapped at stays mapped for other blocks, or until
+  /// the device has completed the work on them.
+  void end_growing(void* p) noexcept
+    requires page_source<Upstream>
+  {
+    detail::growth_lock const growing = heap_.lock_growth();
+    if (heap_.is_lost()) return;
+    detail::hot_lock const held = heap_.lock_hot();
+    heap_.growth(growing).visit_pages([&](auto& pages) {
+      auto& space = heap_.space(held);
+      if (auto const i = pages.growing().find(space, reinterpret_cast<std::uintptr_t>(p)); i != 0)
+        pages.growing().end(space, i);
+    });
+  }
+
   // ---- segments
 
   /// Calls f(memory_segment) for each physical segment behind a live block, or a part of one, in order.

@@ -132,6 +132,58 @@ class slow_path {
     pool_.deallocate_sync(p, bytes, alignment);
   }
 
+  // ---- blocks that grow in place
+
+  /// See pool::allocate_at().
+  void* allocate_at(stream_id id, stream_ref stream, void* at, std::size_t bytes) {
+    heap_.require_ready(id, bytes, default_alignment);
+    heap_.require_access(stream_ref::from(stream.handle(), id));
+    if (is_captured_id(id) || may_be_capturing(heap_.driver(), stream))
+      throw cuda_error(refused_for_capture("growing_buffer"), heap_.driver().device().value);
+    misuse_report const last = heap_.misuse_at_end();
+    block_request request(id, stream, bytes, bytes, default_alignment);
+    if (!find_growing(heap_.lock_growth(), request, at)) refuse_pointer(at, "growing_buffer");
+    block_batch batch;
+    climb({}, request, batch);
+    return batch.blocks[0];
+  }
+  /// See pool::suggest_growth().
+  std::size_t suggest_growth(stream_id id, stream_ref stream, void const* at, std::size_t bytes) {
+    // The cached large block of the stream first: it is the memory that the stream freed last.
+    std::size_t cached_bytes = 0;
+    cache_position const position = front_.find_or_make(id, stream);
+    void* const cached = position.of_stream != nullptr ? front_.take_large(position, cached_bytes) : nullptr;
+    if (cached != nullptr) heap_.put_range(id, stream, cached, cached_bytes);
+    bool const is_captured = may_be_capturing(heap_.driver(), stream);
+    growth_lock const growing = heap_.lock_growth();
+    block_request request(id, stream, bytes, bytes, default_alignment);
+    if (heap_.is_lost() || heap_.is_asleep() || !find_growing(growing, request, at)) return bytes;
+    hot_lock held = heap_.lock_hot();
+    arena& space = heap_.space(held);
+    growth_request wanted;
+    wanted.taker = space.streams.get(id, stream, common);
+    wanted.where = zone::larger;
+    wanted.bytes = bytes;
+    kept_domain const kept(space.streams[wanted.taker]);
+    auto const suggested = [&] {
+      return heap_.growth(growing).template visit_pages<std::size_t>(
+          [&](auto& pages) { return pages.growing().suggest(space, wanted, request.view, request.offset); });
+    };
+    std::size_t found = suggested();
+    if (found == 0 && !is_captured && others_have_free(space, wanted.taker)) {
+      collect_finished(growing, space, heap_.order(growing), may_release(held), common, wanted.taker);
+      if (suggested() == 0)
+        (void)steal(growing, space, heap_.order(growing), may_release(held), wanted.taker);
+      found = suggested();
+    }
+    return found != 0 ? found : bytes;
+  }
+  /// Returns such a block to the heap. No cache keeps it: its address serves nothing else.
+  void deallocate_at(stream_id id, stream_ref stream, void* p, std::size_t bytes) noexcept {
+    misuse_report const last = heap_.misuse_at_end();
+    return_to_part(id, stream, p, bytes, default_alignment);
+  }
+
   /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
   TARN_NOINLINE bool take_back_recorded(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
@@ -144,11 +196,23 @@ class slow_path {
   }
   /// Returns a block that was deferred for graphs, which are complete.
   void free_deferred(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (heap_.part_of(p) == common) return pool_.deallocate_sync(p, bytes, alignment);
-    return_to_part(neutral_id, {}, p, bytes, alignment);
+    if (bytes < usual_granule && heap_.part_of(p) == common)
+      return pool_.deallocate_sync(p, bytes, alignment);
+    return_to_part(neutral_id, {}, p, bytes, alignment);  // no cache keeps a block that grew in place
   }
 
  private:
+  /// Sets the growing view that an address lies in, and the place in it. Returns false if there is none.
+  bool find_growing(growth_lock const& growing, block_request& request, void const* at) {
+    hot_lock const held = heap_.lock_hot();
+    return heap_.growth(growing).template visit_pages<bool>([&](auto& pages) {
+      auto const address = reinterpret_cast<std::uintptr_t>(at);
+      request.view = pages.growing().find(heap_.space(held), address);
+      if (request.view != 0) request.offset = address - pages.growing().address_of(request.view);
+      return request.view != 0;
+    });
+  }
+
   using front_type = typename Pool::front_type;
   using cache_position = typename front_type::cache_position;
 

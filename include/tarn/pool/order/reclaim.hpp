@@ -19,6 +19,19 @@
 
 namespace TARN_NAMESPACE::detail {
 
+/// Keeps a stream's domain while the hot lock is released. Without it, blocks of a destroyed stream that
+/// are returned under the same handle would make the living stream look destroyed. Constructed and
+/// destroyed under the hot lock.
+class kept_domain {
+ public:
+  explicit kept_domain(stream_domain& domain) noexcept : domain_(domain) { domain_.climbing = true; }
+  kept_domain& operator=(kept_domain&&) = delete;
+  ~kept_domain() { domain_.climbing = false; }
+
+ private:
+  stream_domain& domain_;
+};
+
 /// Which streams a sweep may query the driver about.
 enum class sweep_of : std::uint8_t {
   all_streams,

@@ -24,12 +24,15 @@
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/order/ordering.hpp"
 #include "tarn/pool/pages/adopted_handles.hpp"
+#include "tarn/pool/pages/created_handles.hpp"
+#include "tarn/pool/pages/growing_views.hpp"
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/growth_rules.hpp"
 #include "tarn/pool/pages/largest_block.hpp"
 #include "tarn/pool/pages/page_choice.hpp"
 #include "tarn/pool/pages/page_segments.hpp"
 #include "tarn/pool/pages/page_views.hpp"
+#include "tarn/pool/pages/view_table.hpp"
 #include "tarn/pool/relocate/page_compact.hpp"
 #include "tarn/pool/relocate/page_sleep.hpp"
 
@@ -43,14 +46,16 @@ class page_growth {
   page_growth(Source& source, growth_counters& counters)
       : source_(source),
         counters_(counters),
-        views_(source_, counters_, map_, addresses_),
-        sleep_(source_, counters_, map_, addresses_, views_),
-        compact_(source_, counters_, map_, addresses_, views_),
-        segments_(map_, views_) {}
+        table_(source_, counters_, map_),
+        views_(table_, map_, addresses_),
+        growing_(table_, map_, addresses_, views_),
+        sleep_(source_, counters_, map_, addresses_, table_),
+        compact_(source_, counters_, map_, addresses_, table_),
+        segments_(map_, table_) {}
 
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return map_.host_bytes() + views_.host_bytes() + sleep_.host_bytes();
+    return map_.host_bytes() + table_.host_bytes() + sleep_.host_bytes();
   }
 
   /// Serves the request: sets `block` if it was assembled from pieces; otherwise leaves a free range of at
@@ -102,6 +107,23 @@ class page_growth {
       return c.get(held).lack == 0 && (block = views_.build(a, hot, order, pieces, c, request)) != nullptr;
     }
   }
+
+  // ---- blocks that grow in place
+
+  /// See growing_views::reserve(); returns the address, null if none is left.
+  [[nodiscard]] void* reserve_growing(arena& a, may_release hot, ordering<driver_type>& order,
+                                      std::size_t device_bytes, std::size_t bytes) {
+    if (!map_.is_open()) open(a, hot, device_bytes);
+    if (bytes > map_.bytes()) return nullptr;
+    std::size_t const whole = align_up(bytes, map_.granularity());
+    std::uint32_t i = growing_.reserve(a, whole);
+    if (i == 0) {
+      views_.drop_all(a, hot, order);
+      i = growing_.reserve(a, whole);
+    }
+    return i != 0 ? reinterpret_cast<void*>(growing_.address_of(i)) : nullptr;
+  }
+  [[nodiscard]] growing_views<Source>& growing() noexcept { return growing_; }
 
   /// The largest block that could be served if `left` more bytes can be created.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
@@ -169,7 +191,7 @@ class page_growth {
     if (!map_.is_open()) return;
     (void)sleep_.finish_copies(growing);
     map_.treat_all_alike();
-    views_.unmap_all();
+    table_.unmap_all();
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes != 0) (void)sleep_.destroy(growing, h);
     }
@@ -215,7 +237,7 @@ class page_growth {
     }
     {
       unlocked const released(hot);
-      views_.forget(leaves);
+      table_.forget(leaves);
       for (handle_ref const h : handles) (void)sleep_.destroy(growing, h);
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
@@ -253,7 +275,7 @@ class page_growth {
     auto const first = align_up(reinterpret_cast<std::uintptr_t>(base), grain);
     try {
       a.ranges.make_room(zone_count + 1);
-      views_.open(a);
+      table_.open(a);
       a.starts.open(first, bytes / 2, grain);
       map_.open(first, bytes / 2, bytes, grain);
     } catch (...) {
@@ -314,7 +336,7 @@ class page_growth {
     addresses_.take(a, region, total);
     try {
       unlocked const released(hot);
-      make(growing, made, total);
+      create_handles(source_, counters_, addresses_, growing, made, total);
     } catch (...) {
       addresses_.put(a, region);
       if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
@@ -329,48 +351,6 @@ class page_growth {
     }
     a.make_free(region, request.taker, e.range != 0 && base.domain == request.taker ? base.epoch : 0);
     return true;
-  }
-
-  /// Creates handles and maps them at their home addresses: all or none. The hot lock is not held.
-  /// @param total  their bytes
-  /// @throws out_of_memory, cuda_error, nothing has changed
-  void make(growth_lock const& growing, sequence<physical>& made, std::size_t total) {
-    if (total >= ask_first_limit) refuse_what_is_not_free(total);
-    try {
-      for (physical& p : made) {
-        p.id = source_.create(p.bytes);
-        p.state = backing::unmapped;
-        counters_.hold(growing, p.home, p.bytes, addresses_.zone_at(p.home));
-        source_.map(reinterpret_cast<void*>(p.home), p.bytes, p.id);
-        p.state = backing::mapped;
-        ++counters_.maps;
-      }
-    } catch (...) {
-      unmake(growing, made);
-      throw;
-    }
-  }
-  void unmake(growth_lock const& growing, sequence<physical> const& made) noexcept {
-    for (physical const& p : made) {
-      if (p.state == backing::released) return;
-      if (p.state == backing::mapped) {
-        source_.unmap(reinterpret_cast<void*>(p.home), p.bytes);
-        ++counters_.unmaps;
-      }
-      source_.destroy(p.id, p.bytes);
-      counters_.release(growing, p.home, p.bytes, addresses_.zone_at(p.home));
-    }
-  }
-
-  /// A request this large is refused before its first handle is created if the device does not have that much
-  /// free memory: otherwise it would briefly take the whole device. The query costs 5-100 us.
-  static constexpr std::size_t ask_first_limit = 1_GiB;
-  void refuse_what_is_not_free(std::size_t total) {
-    std::size_t available = 0;
-    std::size_t all = 0;
-    if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
-    status const none{failure::out_of_memory, 0, "", name_of_memory(source_.driver())};
-    refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
   /// Moves a wholly free handle of the large zone to the small zone.
@@ -388,7 +368,9 @@ class page_growth {
   growth_counters& counters_;
   page_map map_;
   address_space addresses_;
+  view_table<Source> table_;
   page_views<Source> views_;
+  growing_views<Source> growing_;
   page_sleep<Source> sleep_;
   page_compact<Source> compact_;
   page_segments<Source> segments_;

@@ -11,7 +11,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/page_map.hpp"
-#include "tarn/pool/pages/page_views.hpp"
+#include "tarn/pool/pages/view_table.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -19,7 +19,7 @@ namespace TARN_NAMESPACE::detail {
 template <page_source Source>
 class page_segments {
  public:
-  page_segments(page_map& map, page_views<Source>& views) noexcept : map_(map), views_(views) {}
+  page_segments(page_map& map, view_table<Source>& views) noexcept : map_(map), views_(views) {}
 
   /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all
   /// live: then f was called for some of them. O(views + segments)
@@ -87,7 +87,7 @@ class page_segments {
   }
 
   page_map& map_;
-  page_views<Source>& views_;
+  view_table<Source>& views_;
 };
 
 }  // namespace TARN_NAMESPACE::detail

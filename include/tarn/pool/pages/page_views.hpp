@@ -2,9 +2,6 @@
 #pragma once
 // The views of a pool over free handles: an existing view is reused, or extended if its end is free; new
 // views are mapped, and old ones unmapped.
-//
-// Over 400 lines: what changes a view's slots is here, also for sleep (page_sleep.hpp) and compact
-// (page_compact.hpp).
 
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +14,7 @@
 #include "tarn/pool/pages/address_space.hpp"
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/page_choice.hpp"
+#include "tarn/pool/pages/view_table.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -32,16 +30,8 @@ class page_views {
  public:
   using driver_type = typename Source::driver_type;
 
-  page_views(Source& source, growth_counters& counters, page_map& map, address_space& space)
-      : source_(source), counters_(counters), map_(map), addresses_(space) {}
-
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return views_.capacity() * sizeof(view); }
-
-  /// @throws std::bad_alloc
-  void open(arena& a) {
-    a.tenancies.resize(1);
-    views_.resize(1);
-  }
+  page_views(view_table<Source>& table, page_map& map, address_space& space) noexcept
+      : table_(table), map_(map), addresses_(space) {}
 
   /// Serves the request from an existing view, without a driver call; null if none is free.
   /// @throws std::bad_alloc, nothing has changed
@@ -52,7 +42,7 @@ class page_views {
     std::size_t looked_at = 0;
     for (std::uint32_t const i : by_use_) {
       TARN_VISIT();
-      view const& v = views_[i];
+      view const& v = table_[i];
       if (v.bytes < request.bytes) continue;
       if (v.last_bytes != request.bytes && ++looked_at > view_search_limit) continue;
       free_stretch const s = find_stretch(a, map_, v, request);
@@ -62,10 +52,28 @@ class page_views {
       if (s.bytes == request.bytes) break;
     }
     if (best == 0) return nullptr;
-    looked_up<choice> const c(held, pieces_of(map_, views_[best], where.offset, request.bytes));
+    looked_up<choice> const c(held, pieces_of(map_, table_[best], where.offset, request.bytes));
     sequence<range_ref> carved;
-    carve(a, held, c, carved);
+    table_.carve(a, held, c, carved);
     return make_live(a, carved, best, where.offset, request);
+  }
+
+  /// Makes room for one more view that is not here yet. @throws std::bad_alloc
+  void expect_one() {
+    by_use_.reserve(by_use_.size() + expected_ + 1);
+    ++expected_;
+  }
+  /// Takes an expected view over, which has slots; it is the least recently used one.
+  void adopt(std::uint32_t i) noexcept {
+    --expected_;
+    by_use_.push_back(i);
+    ++in_use_;
+  }
+  /// The expected view does not come.
+  void expect_one_less() noexcept { --expected_; }
+  /// Unmaps all idle views, to get their addresses back. Waits on the host for the work on them.
+  void drop_all(arena& a, may_release hot, ordering<driver_type>& order) {
+    drop_views(a, hot, order, neutral, patience::wait, 0);
   }
 
   /// Whether idle views should be unmapped before a new one is made.
@@ -90,98 +98,6 @@ class page_views {
     return make(a, hot, order, c, request);
   }
 
-  /// Unmaps handles from all views. No block and no work uses them. O(slots of all views).
-  /// @param leaves  for each handle whether it is one of them
-  void forget(sequence<bool> const& leaves) noexcept {
-    for (view& v : views_) {
-      TARN_VISIT();
-      std::uintptr_t at = v.address;
-      for (view_slot& slot : v.view_slots) {
-        TARN_VISIT();
-        if (leaves[slot.handle]) {
-          if (map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
-          slot.handle = 0;
-        }
-        at += slot.bytes;
-      }
-    }
-  }
-
-  /// Calls f(address) for each place where a view shows a handle. O(slots of all views).
-  template <class F>
-  void for_each_place(handle_ref h, F const& f) const {
-    for (view const& v : views_) {
-      TARN_VISIT();
-      std::uintptr_t at = v.address;
-      for (view_slot const& slot : v.view_slots) {
-        TARN_VISIT();
-        if (slot.handle == h) f(at);
-        at += slot.bytes;
-      }
-    }
-  }
-  /// Calls f(handle, offset, bytes) for the parts of the handles behind addresses of a view, in order, until
-  /// f returns false. Returns the view, or null if there is none with all of them. O(views)
-  template <class F>
-  view* each_handle(std::uintptr_t address, std::size_t bytes, F const& f) {
-    for (view& v : views_) {
-      TARN_VISIT();
-      if (v.region == 0 || address < v.address || address - v.address >= v.bytes) continue;
-      std::size_t const from = address - v.address;
-      if (bytes > v.bytes - from) return nullptr;
-      std::size_t at = 0;
-      for (view_slot const& slot : v.view_slots) {
-        TARN_VISIT();
-        std::size_t const begin = max_of(from, at);
-        std::size_t const end = min_of(from + bytes, at + slot.bytes);
-        if (begin < end && (slot.handle == 0 || !f(slot.handle, begin - at, end - begin))) return nullptr;
-        at += slot.bytes;
-      }
-      return &v;
-    }
-    return nullptr;
-  }
-  /// Makes room to divide a handle's slots into `count` each. @throws std::bad_alloc, nothing has changed
-  void make_room_to_divide(handle_ref h, std::size_t count) {
-    for (view& v : views_) {
-      TARN_VISIT();
-      if (v.shows(h)) v.view_slots.reserve(v.view_slots.size() + count);
-    }
-  }
-  /// Divides a handle's slots: `handles` are at their places now, 0 for a gap, of bytes_of(index) each.
-  /// Requires room.
-  template <class BytesOf>
-  void divide(handle_ref h, sequence<handle_ref> const& handles, BytesOf const& bytes_of) noexcept {
-    for (view& v : views_) {
-      TARN_VISIT();
-      if (!v.shows(h)) continue;
-      std::size_t at = 0;
-      while (v.view_slots[at].handle != h) ++at;
-      std::size_t const more = handles.size() - 1;
-      std::size_t const before = v.view_slots.size();
-      v.view_slots.resize(before + more);
-      for (std::size_t i = before; i-- > at + 1;) v.view_slots[i + more] = v.view_slots[i];
-      for (std::size_t i = 0; i < handles.size(); ++i)
-        v.view_slots[at + i] = view_slot{handles[i], bytes_of(i)};
-    }
-  }
-
-  /// Unmaps everything that is mapped, and keeps addresses and slots for map_all(). Nothing on the device
-  /// uses it.
-  void unmap_all() noexcept {
-    for (view const& v : views_) unmap_slots(v);
-  }
-  /// Maps the handles of all views again, or none. @throws out_of_memory, cuda_error
-  void map_all() {
-    std::size_t mapped = 0;
-    try {
-      for (; mapped < views_.size(); ++mapped) map_slots(views_[mapped]);
-    } catch (...) {
-      for (std::size_t i = 0; i < mapped; ++i) unmap_slots(views_[i]);
-      throw;
-    }
-  }
-
  private:
   /// A view, the free bytes at its end, and the pieces that will follow them.
   struct prolongation {
@@ -192,33 +108,6 @@ class page_views {
 
   /// Whether the host waits for work that may still use a view.
   enum class patience : std::uint8_t { none, wait };
-
-  /// Takes pieces out of the free ranges that hold them, so that other threads cannot take them.
-  /// @throws std::bad_alloc, nothing has changed
-  static void carve(arena& a, hot_lock const& held, looked_up<choice> const& chosen,
-                    sequence<range_ref>& carved) {
-    choice const& c = chosen.get(held);
-    std::size_t count = 0;
-    for (piece const& p : c.pieces) {
-      // A piece may lie in two ranges, one of the taker's and one that is neutral.
-      range_ref r = a.starts.find(a.ranges, p.address);
-      for (++count; a.ranges[r].end() < p.address + p.bytes; ++count) r = a.ranges[r].next;
-    }
-    carved.reserve(count);
-    a.ranges.make_room(2 * count + 4);
-    a.blocks.make_room(1);
-    for (piece const& p : c.pieces) {
-      for (std::uintptr_t at = p.address; at < p.address + p.bytes;) {
-        range_ref const r = a.starts.find(a.ranges, at);
-        std::uintptr_t const end = min_of(a.ranges[r].end(), p.address + p.bytes);
-        carved.push_back(a.carve(r, at, end - at));
-        at = end;
-      }
-    }
-  }
-  static void free_again(arena& a, sequence<range_ref> const& carved) noexcept {
-    for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
-  }
 
   /// The view whose extension maps the fewest pieces, compared with the pieces of a new view.
   /// @throws std::bad_alloc
@@ -232,7 +121,7 @@ class page_views {
     for (std::uint32_t const i : by_use_) {
       TARN_VISIT();
       if (most == 0 || ++looked_at > view_search_limit) break;
-      view const& v = views_[i];
+      view const& v = table_[i];
       free_stretch const end = find_free_end(a, map_, v, request);
       if (end.bytes >= request.bytes || v.handles_from(end.offset) < least_saving) continue;
       choice c = choose_pieces(free, request, request.bytes - end.bytes, &v);
@@ -257,21 +146,21 @@ class page_views {
   void* prolong(arena& a, may_release hot, looked_up<prolongation> const& found,
                 growth_request const& request) {
     prolongation const& p = found.get(hot.held());
-    view& v = views_[p.view];
+    view& v = table_[p.view];
     looked_up<choice> const all(hot.held(), prolonged(v, p));
     v.view_slots.reserve(v.view_slots.size() + p.added.pieces.size());
     sequence<range_ref> carved;
-    carve(a, hot.held(), all, carved);
+    table_.carve(a, hot.held(), all, carved);
     try {
       unlocked const released(hot);
       for (piece const& added : p.added.pieces) {
         std::size_t const bytes = map_[added.handle].bytes;
-        map_again(v.address + v.bytes, added.handle);
+        table_.map_again(v.address + v.bytes, added.handle);
         v.view_slots.push_back(view_slot{added.handle, bytes});
         v.bytes += bytes;
       }
     } catch (...) {
-      free_again(a, carved);
+      table_.free_again(a, carved);
       throw;
     }
     return make_live(a, carved, p.view, p.at.offset, request);
@@ -294,13 +183,13 @@ class page_views {
       drop_views(a, hot, order, request.taker, patience::wait, 0);
       return nullptr;  // the pieces were chosen before the lock was released: they may be taken
     }
-    std::uint32_t const i = unused_view(a);
+    std::uint32_t const i = table_.find_unused(a);
     view made;
     made.view_slots.reserve(c.pieces.size());
     for (piece const& p : c.pieces) made.view_slots.push_back(view_slot{p.handle, map_[p.handle].bytes});
-    by_use_.reserve(by_use_.size() + 1);
+    by_use_.reserve(by_use_.size() + expected_ + 1);
     sequence<range_ref> carved;
-    carve(a, hot.held(), chosen, carved);
+    table_.carve(a, hot.held(), chosen, carved);
     addresses_.take(a, region, place);
     std::size_t const offset = c.pieces[0].address - map_[c.pieces[0].handle].home;
     a.ranges[region].state = range_state::view;
@@ -309,47 +198,16 @@ class page_views {
     made.bytes = bytes;
     try {
       unlocked const released(hot);
-      map_slots(made);
+      table_.map_slots(made);
     } catch (...) {
       addresses_.put(a, region);
-      free_again(a, carved);
+      table_.free_again(a, carved);
       throw;
     }
-    views_[i] = static_cast<view&&>(made);
+    table_[i] = static_cast<view&&>(made);
     ++in_use_;
     by_use_.push_back(i);
     return make_live(a, carved, i, offset, request);
-  }
-
-  /// Maps all of a view's handles, or none.
-  void map_slots(view const& v) {
-    std::size_t mapped = 0;
-    try {
-      std::uintptr_t at = v.address;
-      for (; mapped < v.view_slots.size(); ++mapped) {
-        if (is_mapped_with_view(v.view_slots[mapped])) map_again(at, v.view_slots[mapped].handle);
-        at += v.view_slots[mapped].bytes;
-      }
-    } catch (...) {
-      std::uintptr_t at = v.address;
-      for (std::size_t k = 0; k < mapped; ++k) {
-        if (is_mapped_with_view(v.view_slots[k])) unmap(at, v.view_slots[k].bytes);
-        at += v.view_slots[k].bytes;
-      }
-      throw;
-    }
-  }
-
-  /// An entry of views_, with its tenancy. @throws std::bad_alloc, nothing has changed
-  std::uint32_t unused_view(arena& a) {
-    for (std::uint32_t i = 1; i < views_.size(); ++i) {
-      TARN_VISIT();
-      if (views_[i].region == 0) return i;
-    }
-    a.tenancies.reserve(views_.size() + 1);
-    views_.push_back(view{});
-    a.tenancies.push_back(tenancy{});
-    return static_cast<std::uint32_t>(views_.size() - 1);
   }
 
   /// Makes the block live in its view. @throws std::bad_alloc, the carved pieces are free again
@@ -358,10 +216,10 @@ class page_views {
     try {
       a.blocks.make_room(1);  // other threads may have used it up meanwhile
     } catch (...) {
-      free_again(a, carved);
+      table_.free_again(a, carved);
       throw;
     }
-    view& v = views_[i];
+    view& v = table_[i];
     v.last_offset = offset;
     v.last_bytes = request.bytes;
     std::size_t at = 0;
@@ -397,7 +255,7 @@ class page_views {
       }
     });
     for (std::size_t at = by_use_.size(); at-- > kept;) {
-      view const& v = views_[by_use_[at]];
+      view const& v = table_[by_use_[at]];
       if (v.pins == 0 && is_idle(a, a.tenancies[by_use_[at]]) && !keeps_addresses(a, v))
         drop_view(a, hot, at);
     }
@@ -414,15 +272,8 @@ class page_views {
   }
 
   /// Whether a view has no live block and the device has completed all work on its former blocks.
-  static bool is_idle(arena const& a, tenancy const& t) noexcept {
-    if (t.blocks != 0) return false;
-    bool const done = a.streams[t.domain].is_neutral() || t.epoch <= a.streams[t.domain].completed;
-    return (done && !t.several) || everything_done(a);
-  }
-  static bool everything_done(arena const& a) noexcept {
-    bool all = true;
-    a.streams.for_each([&](domain_ref d) { all = all && a.streams[d].is_completed(); });
-    return all;
+  [[nodiscard]] bool is_idle(arena const& a, tenancy const& t) const noexcept {
+    return t.blocks == 0 && table_.is_done(a, t);
   }
 
   void drop_view(arena& a, may_release hot, std::size_t at) {
@@ -432,46 +283,23 @@ class page_views {
       by_use_[k - 1] = by_use_[k];
     }
     by_use_.pop_back();
-    view const gone = static_cast<view&&>(views_[i]);
-    views_[i] = view{};
+    view const gone = static_cast<view&&>(table_[i]);
+    table_[i] = view{};
     a.tenancies[i] = tenancy{};
     --in_use_;
     {
       unlocked const released(hot);
-      unmap_slots(gone);
+      table_.unmap_slots(gone);
     }
     addresses_.put(a, gone.region);
   }
 
-  void unmap_slots(view const& v) noexcept {
-    std::uintptr_t at = v.address;
-    for (view_slot const& slot : v.view_slots) {
-      TARN_VISIT();
-      if (is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
-      at += slot.bytes;
-    }
-  }
-  /// Whether the slot has a handle that is mapped and unmapped with all others.
-  [[nodiscard]] bool is_mapped_with_view(view_slot const& slot) const noexcept {
-    return slot.handle != 0 && !map_[slot.handle].stays;
-  }
-  void map_again(std::uintptr_t address, handle_ref h) {
-    source_.map(reinterpret_cast<void*>(address), map_[h].bytes, map_[h].id);
-    ++counters_.maps;
-    ++counters_.remaps;
-  }
-  void unmap(std::uintptr_t address, std::size_t bytes) noexcept {
-    source_.unmap(reinterpret_cast<void*>(address), bytes);
-    ++counters_.unmaps;
-  }
-
-  Source& source_;
-  growth_counters& counters_;
+  view_table<Source>& table_;
   page_map& map_;
   address_space& addresses_;
-  sequence<view> views_;            ///< entry 0 is unused
   sequence<std::uint32_t> by_use_;  ///< the most recently used one first
   std::size_t in_use_ = 0;
+  std::size_t expected_ = 0;  ///< views for which by_use_ has room
 };
 
 }  // namespace TARN_NAMESPACE::detail

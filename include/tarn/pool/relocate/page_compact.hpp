@@ -26,7 +26,7 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/pages/address_space.hpp"
 #include "tarn/pool/pages/growth.hpp"
-#include "tarn/pool/pages/page_views.hpp"
+#include "tarn/pool/pages/view_table.hpp"
 #include "tarn/pool/relocate/kept_ranges.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -36,7 +36,7 @@ template <page_source Source>
 class page_compact {
  public:
   page_compact(Source& source, growth_counters& counters, page_map& map, address_space& space,
-               page_views<Source>& views)
+               view_table<Source>& views)
       : source_(source), counters_(counters), map_(map), addresses_(space), views_(views) {}
 
   /// Gives back all granules without live bytes whose work is complete. A handle for which the driver has no
@@ -277,7 +277,7 @@ class page_compact {
   growth_counters& counters_;
   page_map& map_;
   address_space& addresses_;
-  page_views<Source>& views_;
+  view_table<Source>& views_;
   bool has_unmapped_ = false;
 };
 

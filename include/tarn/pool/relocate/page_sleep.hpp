@@ -29,7 +29,7 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/pages/address_space.hpp"
 #include "tarn/pool/pages/growth.hpp"
-#include "tarn/pool/pages/page_views.hpp"
+#include "tarn/pool/pages/view_table.hpp"
 #include "tarn/pool/relocate/host_copy.hpp"
 #include "tarn/pool/relocate/kept_ranges.hpp"
 
@@ -44,7 +44,7 @@ class page_sleep {
   using driver_type = typename Source::driver_type;
 
   page_sleep(Source& source, growth_counters& counters, page_map& map, address_space const& space,
-             page_views<Source>& views)
+             view_table<Source>& views)
       : source_(source),
         counters_(counters),
         map_(map),
@@ -254,7 +254,7 @@ class page_sleep {
   growth_counters& counters_;
   page_map& map_;
   address_space const& addresses_;
-  page_views<Source>& views_;
+  view_table<Source>& views_;
   host_copy<driver_type> copy_;
   sequence<stretch> saved_;  ///< by handle; empty unless contents are kept on the host
   /// asleep, and copies from handles that are still mapped may not be complete

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Views that grow in place, for growing_buffer: blocks of whole handles follow each other at addresses that
+// are reserved once. Such a view is in no search of the pool's other views, and is not dropped as idle; when
+// it ends, it becomes one of them.
+//
+//   addresses   | block 1 | block 2 | block 3 |  reserved, not mapped ...                       |
+//   slots       | h4 | h9 | h2      | h7 | h1 |
+//
+// A block that is freed leaves its handles to all requests. They stay mapped here, too, until the view grows
+// again over other handles or ends.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/arena/looked_up.hpp"
+#include "tarn/pool/order/ordering.hpp"
+#include "tarn/pool/pages/address_space.hpp"
+#include "tarn/pool/pages/growth.hpp"
+#include "tarn/pool/pages/page_choice.hpp"
+#include "tarn/pool/pages/page_views.hpp"
+#include "tarn/pool/pages/view_table.hpp"
+
+namespace TARN_NAMESPACE::detail {
+
+template <page_source Source>
+class growing_views {
+ public:
+  using driver_type = typename Source::driver_type;
+
+  growing_views(view_table<Source>& table, page_map& map, address_space& space,
+                page_views<Source>& others) noexcept
+      : table_(table), map_(map), addresses_(space), others_(others) {}
+
+  /// Reserves addresses for a view that grows up to `bytes`, whole granules. It serves no other request until
+  /// end(). Returns its index, 0 if no address is left. O(views) @throws std::bad_alloc, nothing has
+  /// changed
+  [[nodiscard]] std::uint32_t reserve(arena& a, std::size_t bytes) {
+    a.ranges.make_room(1);
+    range_ref const region = addresses_.find_view(a, bytes, map_.granularity());
+    if (region == 0) return 0;
+    std::uint32_t const i = table_.find_unused(a);
+    others_.expect_one();
+    addresses_.take(a, region, bytes);
+    a.ranges[region].state = range_state::view;
+    table_[i].region = region;
+    table_[i].address = a.ranges[region].address;
+    table_[i].grows = true;
+    ++growing_;
+    return i;
+  }
+
+  /// The growing view that an address lies in; 0 if there is none. O(views)
+  [[nodiscard]] std::uint32_t find(arena const& a, std::uintptr_t address) const noexcept {
+    for (std::uint32_t i = 1; growing_ != 0 && i < table_.size(); ++i) {
+      TARN_VISIT();
+      view const& v = table_[i];
+      if (v.grows && address >= v.address && address - v.address < a.ranges[v.region].bytes) return i;
+    }
+    return 0;
+  }
+
+  [[nodiscard]] std::uintptr_t address_of(std::uint32_t i) const noexcept { return table_[i].address; }
+
+  /// The bytes to ask extend() for, at least those of the request, so many that free handles have them
+  /// together; 0 if they do not suffice. O(views + free ranges + handles) @throws std::bad_alloc
+  [[nodiscard]] std::size_t suggest(arena const& a, growth_request const& request, std::uint32_t i,
+                                    std::size_t offset) const {
+    view const& v = table_[i];
+    std::size_t kept = 0;
+    std::size_t at = 0;
+    for (view_slot const& slot : v.view_slots) {
+      TARN_VISIT();
+      if (at >= offset) {
+        if (kept >= request.bytes || slot.handle == 0 || !is_free_for(a, slot.handle, request.taker)) break;
+        kept += slot.bytes;
+      }
+      at += slot.bytes;
+    }
+    if (kept >= request.bytes) return kept;
+    std::size_t rest = request.bytes - kept;
+    sequence<piece> chosen;
+    free_pieces free = find_pieces(a, map_, request);
+    free.mark(v);
+    piece const above = free.whole.take(rest, 0, chosen, [&](piece const& p) { return free.is_shown(p); });
+    if (rest == 0) return request.bytes;
+    return above.bytes != 0 ? request.bytes - rest + above.bytes : 0;
+  }
+
+  /// Adds a block of `request.bytes`, whole granules, at an offset where the live blocks of a growing view
+  /// end. It takes handles that are free for the taker: those that the view still shows there, then others,
+  /// which are mapped after them. Handles that it shows there and cannot take are unmapped first; the host
+  /// waits for the work on them if the device has not completed it.
+  /// @param lack  receives how many bytes are missing, if the free handles do not suffice; null is returned
+  /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
+  [[nodiscard]] void* extend(arena& a, may_release hot, ordering<driver_type>& order,
+                             growth_request const& request, std::uint32_t i, std::size_t offset,
+                             std::size_t& lack) {
+    view& v = table_[i];
+    std::size_t kept = 0;
+    for (;;) {  // again after each cut: others may have taken what was free while the lock was released
+      kept = free_after(a, v, offset, request);
+      if (kept == request.bytes || offset + kept == v.bytes) break;
+      if (v.pins != 0 || !wait_for_work(a, hot, order, a.tenancies[i])) return nullptr;
+      cut(v, hot, offset + kept);
+    }
+    looked_up<choice> const chosen(hot.held(), choose_after(a, v, offset, kept, request, lack));
+    if (lack != 0) return nullptr;
+    sequence<piece> const& pieces = chosen.get(hot.held()).pieces;
+    v.view_slots.reserve(v.view_slots.size() + pieces.size());
+    sequence<range_ref> carved;
+    table_.carve(a, hot.held(), chosen, carved);
+    std::size_t const before = v.bytes;
+    try {
+      unlocked const released(hot);
+      std::size_t at = offset;
+      for (piece const& p : pieces) {
+        if (at >= before) {
+          table_.map_again(v.address + at, p.handle);
+          v.view_slots.push_back(view_slot{p.handle, p.bytes});
+          v.bytes += p.bytes;
+        }
+        at += p.bytes;
+      }
+    } catch (...) {
+      {
+        unlocked const released(hot);
+        truncate(v, before);
+      }
+      table_.free_again(a, carved);
+      throw;
+    }
+    try {
+      a.blocks.make_room(1);  // other threads may have used it up meanwhile
+    } catch (...) {
+      table_.free_again(a, carved);
+      throw;
+    }
+    a.join_pieces(carved.begin(), carved.size(), request.taker, v.address + offset, i);
+    return reinterpret_cast<void*>(v.address + offset);
+  }
+
+  /// Ends the growth of a view. Without live blocks its addresses go back; otherwise it is a view as any
+  /// other.
+  void end(arena& a, std::uint32_t i) noexcept {
+    --growing_;
+    table_[i].grows = false;
+    if (table_[i].bytes == 0) {
+      addresses_.put(a, table_[i].region);
+      table_[i] = view{};
+      a.tenancies[i] = tenancy{};
+      return others_.expect_one_less();
+    }
+    others_.adopt(i);
+  }
+
+ private:
+  /// How many bytes after an offset of a view are whole handles that are free for the taker, at most those of
+  /// the request. O(slots, and ranges in their handles)
+  [[nodiscard]] std::size_t free_after(arena const& a, view const& v, std::size_t offset,
+                                       growth_request const& request) const noexcept {
+    std::size_t kept = 0;
+    std::size_t at = 0;
+    for (view_slot const& slot : v.view_slots) {
+      TARN_VISIT();
+      if (at >= offset) {
+        if (kept + slot.bytes > request.bytes || slot.handle == 0 ||
+            !is_free_for(a, slot.handle, request.taker))
+          break;
+        kept += slot.bytes;
+      }
+      at += slot.bytes;
+    }
+    return kept;
+  }
+
+  /// Whether a whole handle is free for a domain.
+  [[nodiscard]] bool is_free_for(arena const& a, handle_ref h, domain_ref taker) const noexcept {
+    std::uintptr_t const end = map_[h].home + map_[h].bytes;
+    for (range_ref r = a.starts.find(a.ranges, map_[h].home); r != 0 && a.ranges[r].address < end;
+         r = a.ranges[r].next) {
+      range const& node = a.ranges[r];
+      if (node.state != range_state::free ||
+          (node.domain != taker && node.domain != a.streams[taker].neutral_domain))
+        return false;
+    }
+    return true;
+  }
+
+  /// The pieces of a block at an offset of a growing view: `kept` bytes that it shows there, then other free
+  /// handles. @throws std::bad_alloc
+  [[nodiscard]] choice choose_after(arena const& a, view const& v, std::size_t offset, std::size_t kept,
+                                    growth_request const& request, std::size_t& lack) const {
+    choice all = pieces_of(map_, v, offset, kept);
+    std::size_t rest = request.bytes - kept;
+    if (rest != 0) {
+      free_pieces free = find_pieces(a, map_, request);
+      free.mark(v);
+      (void)free.whole.take(rest, 0, all.pieces, [&](piece const& p) { return free.is_shown(p); });
+    }
+    lack = rest;
+    return all;
+  }
+
+  /// Waits on the host for the work on the former blocks of a view. Returns false if the driver does not
+  /// report its end.
+  [[nodiscard]] bool wait_for_work(arena& a, may_release hot, ordering<driver_type>& order,
+                                   tenancy const& t) const {
+    if (!table_.is_done(a, t)) (void)order.finish(a, hot, t.domain);
+    if (!table_.is_done(a, t)) a.streams.for_each([&](domain_ref d) { (void)order.finish(a, hot, d); });
+    return table_.is_done(a, t);
+  }
+
+  /// Unmaps what a view shows from an offset on, where a handle begins. No work uses it.
+  void cut(view& v, may_release hot, std::size_t offset) noexcept {
+    unlocked const released(hot);
+    truncate(v, offset);
+  }
+
+  void truncate(view& v, std::size_t offset) noexcept {
+    while (v.bytes > offset) {
+      view_slot const slot = v.view_slots.back();
+      v.bytes -= slot.bytes;
+      if (table_.is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped)
+        table_.unmap(v.address + v.bytes, slot.bytes);
+      v.view_slots.pop_back();
+    }
+  }
+
+  view_table<Source>& table_;
+  page_map& map_;
+  address_space& addresses_;
+  page_views<Source>& others_;
+  std::size_t growing_ = 0;
+};
+
+}  // namespace TARN_NAMESPACE::detail

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// raii/growing_buffer: an array that grows at one address, and the pool's blocks that follow each other.
+#include "tarn/raii/growing_buffer.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "driver/faulty.hpp"
+#include "tarn/debug/checked.hpp"
+#include "tarn/debug/with_history.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/raii/compact.hpp"
+#include "tarn/raii/peak_scope.hpp"
+#include "tarn/raii/sleep.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/report/take_snapshot.hpp"
+#include "tarn/sharing/page_pin.hpp"
+#include "tarn/sim.hpp"
+
+namespace {
+
+using namespace tarn;
+using sim_pages = basic_pages<sim_driver>;
+
+constexpr std::size_t per_mib = 1_MiB / sizeof(float);
+
+template <class Memory>
+std::vector<float> contents_of(growing_buffer<float, Memory> const& buffer) {
+  std::vector<float> host(buffer.size());
+  copy_sync(buffer.resource().driver(), buffer.span(), std::span<float>(host), buffer.stream());
+  return host;
+}
+/// `count` MiB, each with its own number.
+template <class Memory>
+void append_numbered(growing_buffer<float, Memory>& buffer, std::size_t count) {
+  std::vector<float> piece(per_mib);
+  for (std::size_t i = 0; i < count; ++i) {
+    piece.front() = piece.back() = static_cast<float>(buffer.size() / per_mib);
+    buffer.append(piece);
+  }
+}
+template <class Memory>
+bool has_its_numbers(growing_buffer<float, Memory> const& buffer) {
+  std::vector<float> const host = contents_of(buffer);
+  for (std::size_t i = 0; i < host.size(); i += per_mib) {
+    if (host[i] != static_cast<float>(i / per_mib) || host[i + per_mib - 1] != host[i]) return false;
+  }
+  return true;
+}
+
+struct machine_and_pool {
+  sim_machine machine;
+  stack<sim_pages, pooled, tracked> memory;
+  basic_stream<sim_driver> stream;
+
+  explicit machine_and_pool(sim_options options = {}, pooled pool = {})
+      : machine(options),
+        memory(sim_pages(machine.driver(device_id{0})) | pool | tracked{}),
+        stream(memory.driver()) {}
+  using buffer_type = growing_buffer<float, stack<sim_pages, pooled, tracked>>;
+};
+
+}  // namespace
+
+TEST_CASE("a growing buffer keeps its address and its contents while it grows",
+          "[raii][pages][growing_buffer]") {
+  machine_and_pool t;
+  machine_and_pool::buffer_type buffer(t.memory, 1024 * per_mib, t.stream);
+  float* const at = buffer.data();
+  REQUIRE(buffer.keeps_address());
+  CHECK(memory_allocated(t.memory) == 0);
+  append_numbered(buffer, 150);
+  CHECK(buffer.data() == at);
+  CHECK(buffer.size() == 150 * per_mib);
+  CHECK(has_its_numbers(buffer));
+  SECTION("its memory is counted as that of other blocks, and the tail is less than a step") {
+    CHECK(memory_allocated(t.memory) == buffer.capacity() * sizeof(float));
+    CHECK(memory_allocated(t.memory) - 150_MiB < 150_MiB / 16 + 2_MiB);
+    CHECK(memory_reserved(t.memory) == memory_allocated(t.memory));
+  }
+  SECTION("a copy of it grows on its own") {
+    basic_stream<sim_driver> const other(t.memory.driver());
+    auto copied = buffer.clone(other);
+    CHECK(copied.data() != at);
+    append_numbered(copied, 20);
+    CHECK(has_its_numbers(copied));
+    CHECK(buffer.size() == 150 * per_mib);
+  }
+  SECTION("a moved-from buffer is empty and does not grow") {
+    machine_and_pool::buffer_type taken(std::move(buffer));
+    CHECK(taken.data() == at);
+    CHECK(has_its_numbers(taken));
+    CHECK(buffer.size() == 0);
+    CHECK(buffer.max_size() == 0);
+    CHECK_THROWS_AS(buffer.reserve(1), length_error);
+    buffer = std::move(taken);
+    CHECK(buffer.data() == at);
+  }
+}
+
+TEST_CASE("an append that needs no memory makes no driver call but its copy",
+          "[raii][pages][growing_buffer]") {
+  sim_machine machine;
+  auto memory = basic_pages<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(device_id{0}))) | pooled{};
+  fault_plan const& plan = memory.driver().plan();
+  basic_stream<faulty<sim_driver>> const stream(memory.driver());
+  growing_buffer<float, decltype(memory)> buffer(memory, 1024 * per_mib, stream, {32_MiB});
+  std::vector<float> const piece(per_mib);
+  buffer.append(piece);
+  plan.reset();
+  for (int i = 1; i < 32; ++i) buffer.append(piece);
+  CHECK(plan.calls() == 31);
+  CHECK(plan.calls(driver_call::copy) == 31);
+  plan.reset();
+  buffer.append(piece);
+  CHECK(plan.calls(driver_call::copy) == 1);  // growth copies nothing
+  CHECK(plan.calls(driver_call::create_pages) >= 1);
+}
+
+TEST_CASE("a growing buffer takes free memory of the pool before new memory",
+          "[raii][pages][growing_buffer]") {
+  machine_and_pool t;
+  { auto const block = make_device_buffer<char>(t.memory, 96_MiB, t.stream); }
+  std::size_t const reserved = memory_reserved(t.memory);
+  machine_and_pool::buffer_type buffer(t.memory, 1024 * per_mib, t.stream);
+  buffer.resize(64 * per_mib);
+  CHECK(memory_reserved(t.memory) <= reserved);
+  SECTION("also what another stream has freed, ordered on the device") {
+    basic_stream<sim_driver> const other(t.memory.driver());
+    machine_and_pool::buffer_type second(t.memory, 1024 * per_mib, other);
+    buffer.resize(0);
+    buffer.shrink_to_fit();
+    second.resize(64 * per_mib);
+    CHECK(memory_reserved(t.memory) <= reserved);
+  }
+}
+
+TEST_CASE("memory that a growing buffer gives back serves other blocks", "[raii][pages][growing_buffer]") {
+  machine_and_pool t;
+  machine_and_pool::buffer_type buffer(t.memory, 1024 * per_mib, t.stream);
+  append_numbered(buffer, 100);
+  float* const at = buffer.data();
+  buffer.resize(10 * per_mib);
+  CHECK(memory_allocated(t.memory) >= 100_MiB);  // resize() keeps the memory
+  buffer.shrink_to_fit();
+  CHECK(memory_allocated(t.memory) < 16_MiB);
+  std::size_t const reserved = memory_reserved(t.memory);
+  auto block = make_device_buffer<char>(t.memory, 60_MiB, t.stream);
+  CHECK(memory_reserved(t.memory) == reserved);
+  SECTION("and it grows again, over other handles, at the same address") {
+    append_numbered(buffer, 120);
+    CHECK(buffer.data() == at);
+    CHECK(has_its_numbers(buffer));
+  }
+  SECTION("and it takes back what is free again without a driver call") {
+    block.reset();
+    auto const before = t.machine.calls().counts[static_cast<std::size_t>(driver_call::map_pages)];
+    buffer.resize(12 * per_mib);
+    CHECK(t.machine.calls().counts[static_cast<std::size_t>(driver_call::map_pages)] == before);
+    CHECK(buffer.data() == at);
+  }
+}
+
+TEST_CASE("a growing buffer that ends leaves nothing in the pool", "[raii][pages][growing_buffer]") {
+  machine_and_pool t;
+  for (int i = 0; i < 40; ++i) {  // more than the addresses would hold at once
+    machine_and_pool::buffer_type buffer(t.memory, 200'000 * per_mib, t.stream);
+    buffer.resize(8 * per_mib);
+  }
+  CHECK(memory_allocated(t.memory) == 0);
+  t.memory.empty_cache();
+  CHECK(memory_reserved(t.memory) == 0);
+}
+
+TEST_CASE("more addresses than the pool has are refused as out of memory that names them",
+          "[raii][pages][growing_buffer]") {
+  machine_and_pool t;
+  std::vector<machine_and_pool::buffer_type> all;
+  std::string refused;
+  for (int i = 0; i < 40 && refused.empty(); ++i) {
+    try {
+      all.emplace_back(t.memory, 100'000 * per_mib, t.stream);
+    } catch (out_of_memory const& error) {
+      refused = error.what();
+    }
+  }
+  CHECK(refused.find("addresses") != std::string::npos);
+  CHECK(all.size() >= 8);  // eight times the device
+  all.pop_back();
+  all.emplace_back(t.memory, 100'000 * per_mib, t.stream);
+}
+
+TEST_CASE("growth of a buffer is all or nothing", "[raii][pages][growing_buffer]") {
+  sim_machine machine{{.capacity = 1_GiB}};
+  auto memory = basic_pages<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(device_id{0}))) | pooled{} |
+                tracked{};
+  fault_plan const& plan = memory.driver().plan();
+  basic_stream<faulty<sim_driver>> const stream(memory.driver());
+  growing_buffer<float, decltype(memory)> buffer(memory, 4096 * per_mib, stream);
+  append_numbered(buffer, 50);
+  float* const at = buffer.data();
+  std::size_t const capacity = buffer.capacity();
+  SECTION("where the device has too little") {
+    CHECK_THROWS_AS(buffer.resize(2000 * per_mib), out_of_memory);
+    CHECK_THROWS_AS(buffer.append(std::span<float const>(at, 2000 * per_mib)), out_of_memory);
+  }
+  SECTION("beyond its addresses") {
+    CHECK_THROWS_AS(buffer.resize(4097 * per_mib), length_error);
+  }
+  SECTION("at every driver call that may fail") {
+    for (std::uint64_t nth = 1; nth < 200; ++nth) {
+      plan.reset();
+      plan.fail(nth, {failure::other});
+      try {
+        buffer.reserve(capacity + 40 * per_mib);
+        break;
+      } catch (cuda_error const&) {
+        REQUIRE(buffer.capacity() == capacity);
+        REQUIRE(memory_allocated(memory) == capacity * sizeof(float));
+      } catch (out_of_memory const&) {
+        REQUIRE(buffer.capacity() == capacity);
+      }
+    }
+    plan.reset();
+    buffer.reserve(capacity + 40 * per_mib);
+  }
+  CHECK(buffer.data() == at);
+  CHECK(buffer.size() == 50 * per_mib);
+  CHECK(has_its_numbers(buffer));
+}
+
+TEST_CASE("a limit above the pool bounds a growing buffer", "[raii][pages][growing_buffer]") {
+  sim_machine machine;
+  auto memory = sim_pages(machine.driver(device_id{0})) | pooled{} | tracked{} | limited{64_MiB};
+  basic_stream<sim_driver> const stream(memory.driver());
+  growing_buffer<float, decltype(memory)> buffer(memory, 4096 * per_mib, stream, {24_MiB});
+  buffer.resize(60 * per_mib);  // the last step is smaller than 24 MiB
+  CHECK(buffer.capacity() <= 64 * per_mib);
+  CHECK_THROWS_AS(buffer.resize(65 * per_mib), out_of_memory);
+  buffer.resize(0);
+  buffer.shrink_to_fit();
+  CHECK(memory_allocated(memory) == 0);
+}
+
+TEST_CASE("a growing buffer sleeps, wakes and is compacted with its pool",
+          "[raii][pages][growing_buffer][sleep]") {
+  machine_and_pool t({.capacity = 1_GiB});
+  machine_and_pool::buffer_type buffer(t.memory, 4096 * per_mib, t.stream);
+  append_numbered(buffer, 70);
+  float* const at = buffer.data();
+  t.stream.synchronize();
+  SECTION("asleep") {
+    (void)sleep(t.memory, contents::in_pinned_memory);
+    CHECK_THROWS_AS(buffer.reserve(200 * per_mib), pool_asleep);
+    SECTION("and shrunk meanwhile") {
+      buffer.resize(20 * per_mib);
+      buffer.shrink_to_fit();
+    }
+    (void)wake(t.memory);
+  }
+  SECTION("compacted") {
+    buffer.resize(33 * per_mib);
+    buffer.shrink_to_fit();
+    (void)compact(t.memory);
+  }
+  CHECK(buffer.data() == at);
+  CHECK(has_its_numbers(buffer));
+  append_numbered(buffer, 60);
+  CHECK(has_its_numbers(buffer));
+}
+
+TEST_CASE("a report shows a growing buffer with its line and its bytes", "[raii][pages][growing_buffer]") {
+  sim_machine machine;
+  auto memory = sim_pages(machine.driver(device_id{0})) | pooled{} | tracked{} | with_history{.history = 100};
+  basic_stream<sim_driver> const stream(memory.driver());
+  growing_buffer<float, decltype(memory)> buffer(memory, 4096 * per_mib, stream);
+  buffer.resize(40 * per_mib, tag("cache"));
+  auto const taken = take_snapshot(memory);
+  std::size_t live = 0;
+  for (auto const& segment : taken.segments) {
+    for (auto const& block : segment.blocks) live += block.use == block_use::live ? block.bytes : 0;
+  }
+  CHECK(live == memory_allocated(memory));
+  page_pin pin(memory, buffer.data(), 2_MiB);
+  CHECK(pin.segments().size() == 1);
+}
+
+TEST_CASE("a growing buffer over memory without pages doubles and copies", "[raii][growing_buffer]") {
+  auto grows = [](auto memory) {
+    basic_stream<typename decltype(memory)::driver_type> const stream(memory.driver());
+    growing_buffer<float, decltype(memory)> buffer(memory, 64 * per_mib, stream);
+    CHECK_FALSE(buffer.keeps_address());
+    append_numbered(buffer, 20);
+    CHECK(buffer.capacity() == 32 * per_mib);
+    CHECK(has_its_numbers(buffer));
+    buffer.shrink_to_fit();
+    CHECK(buffer.capacity() == 20 * per_mib);
+    CHECK(has_its_numbers(buffer));
+    CHECK_THROWS_AS(buffer.resize(65 * per_mib), length_error);
+  };
+  sim_machine machine;
+  SECTION("cudaMalloc") {
+    grows(basic_malloc<sim_driver>(machine.driver(device_id{0})) | pooled{});
+  }
+  SECTION("a layer that moves addresses") {
+    grows(sim_pages(machine.driver(device_id{0})) | pooled{} | checked{});
+  }
+  SECTION("a device without pages") {
+    sim_machine const virtual_gpu{{.paging = sim_paging::missing}};
+    grows(sim_pages(virtual_gpu.driver(device_id{0})) | pooled{});
+  }
+}
+
+TEST_CASE("a growing buffer refuses a pool with one handle for each block", "[raii][pages][growing_buffer]") {
+  machine_and_pool t({}, {.handles = handles_per_block::one});
+  CHECK_THROWS_AS(machine_and_pool::buffer_type(t.memory, per_mib, t.stream), misuse);
+}
