@@ -3155,8 +3155,8 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 // A snapshot of the memory that a pool holds, as segments that blocks tile. Assembled from copied facts,
 // without a lock.
 //
-//   home  | block | free | piece of a view | run: slots | cached by a thread |  two stretches beside the piece
-//   view  | block, at the address that its user has |                           one stretch
+//   home  | block | free | piece of a view | run: slots | cached by a thread |  two segments beside the piece
+//   view  | block, at the address that its user has |                           one segment
 
 #include <algorithm>
 #include <cstddef>
@@ -3228,7 +3228,7 @@ struct pool_facts {
     });
     if constexpr (Heap::has_tool) {
       heap.tool().for_each_kept([&](freed_block const& b) {
-        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.stream.id()), 0});
+        cached.push_back({address_of(b.p), 0, 0, block_use::cached, public_id(b.stream.id())});
       });
     }
     front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });

@@ -71,7 +71,7 @@ struct pool_facts {
     });
     if constexpr (Heap::has_tool) {
       heap.tool().for_each_kept([&](freed_block const& b) {
-        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.stream.id()), 0});
+        cached.push_back({address_of(b.p), 0, 0, block_use::cached, public_id(b.stream.id())});
       });
     }
     front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });
