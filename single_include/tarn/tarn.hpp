@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_aebf79e1
+#define TARN_NAMESPACE tarn::inline v0_2_0_9815ba96
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -6832,11 +6832,6 @@ concept deallocates_around =
       { layer.around_deallocate(r, p, next) } noexcept;
     };
 
-/// A layer whose blocks do not begin where those below begin, or that has several resources below it.
-template <class Layer>
-concept changes_addresses =
-    routes_calls<Layer> || requires(Layer& layer, void* p) { layer.block_address(p); };
-
 /// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and
 /// access are.
 struct names_of_adaptors {
@@ -6914,14 +6909,15 @@ class resource_adaptor {
     deallocate_around({stream_ref{}, bytes, alignment, call_kind::synchronous}, p);
   }
 
-  /// For growing_buffer, as the pool has them. A layer that moves addresses does not have them.
+  /// For growing_buffer, as the pool has them. A layer whose blocks do not begin where those below begin, or
+  /// that routes to several resources, hides them: `void allocate_at() = delete;`.
   [[nodiscard]] void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t alignment)
-    requires(has_allocate_at<Upstream> && !detail::changes_addresses<Layer>)
+    requires has_allocate_at<Upstream>
   {
     return allocate_around({stream, bytes, alignment, call_kind::at_address, at});
   }
   void deallocate_at(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept
-    requires(has_allocate_at<Upstream> && !detail::changes_addresses<Layer>)
+    requires has_allocate_at<Upstream>
   {
     deallocate_around({stream, bytes, alignment, call_kind::at_address, p}, p);
   }
@@ -21255,6 +21251,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   // Pool calls reach both resources, as each call of core/pool_call.hpp says.
 
+  void allocate_at() = delete;  // the blocks of a growing_buffer are of one resource
   /// Calls f with both resources, in the order in which they are asked.
   template <class F>
   decltype(auto) with_routes(F const& f) {
@@ -22994,6 +22991,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
                ? 0
                : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
+  void allocate_at() = delete;  // a block begins elsewhere than the one below
   /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
   [[nodiscard]] void* block_address(void* p) noexcept {
     void* whole = p;
@@ -23353,6 +23351,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
                ? 0
                : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
+  void allocate_at() = delete;  // a block begins elsewhere than the one below
   /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
   [[nodiscard]] void* block_address(void* p) noexcept {
     std::size_t const alignment = alignment_of(p);
@@ -24947,7 +24946,12 @@ class growing_buffer {
     auto const take = [&](std::size_t wanted) {
       std::size_t n = nearest(memory, pool_call::suggest_growth{stream(), end_of_memory(), wanted});
       if (n > all - held_) n = wanted;
-      (void)memory.allocate_at(stream(), end_of_memory(), n, default_alignment);
+      void* const p = memory.allocate_at(stream(), end_of_memory(), n, default_alignment);
+      if (p != end_of_memory()) {
+        memory.deallocate_at(stream(), p, n, default_alignment);
+        throw misuse(misuse_kind::foreign_pointer, p,
+                     "a layer moves the blocks of a growing_buffer; add to it: void allocate_at() = delete;");
+      }
       steps_.push_back(n);
       held_ += n;
     };

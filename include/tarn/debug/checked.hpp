@@ -243,6 +243,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
                ? 0
                : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
+  void allocate_at() = delete;  // a block begins elsewhere than the one below
   /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
   [[nodiscard]] void* block_address(void* p) noexcept {
     void* whole = p;

@@ -144,6 +144,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
                ? 0
                : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
+  void allocate_at() = delete;  // a block begins elsewhere than the one below
   /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
   [[nodiscard]] void* block_address(void* p) noexcept {
     std::size_t const alignment = alignment_of(p);

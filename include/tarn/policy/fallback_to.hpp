@@ -95,6 +95,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   // Pool calls reach both resources, as each call of core/pool_call.hpp says.
 
+  void allocate_at() = delete;  // the blocks of a growing_buffer are of one resource
   /// Calls f with both resources, in the order in which they are asked.
   template <class F>
   decltype(auto) with_routes(F const& f) {

@@ -89,11 +89,6 @@ concept deallocates_around =
       { layer.around_deallocate(r, p, next) } noexcept;
     };
 
-/// A layer whose blocks do not begin where those below begin, or that has several resources below it.
-template <class Layer>
-concept changes_addresses =
-    routes_calls<Layer> || requires(Layer& layer, void* p) { layer.block_address(p); };
-
 /// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and
 /// access are.
 struct names_of_adaptors {
@@ -171,14 +166,15 @@ class resource_adaptor {
     deallocate_around({stream_ref{}, bytes, alignment, call_kind::synchronous}, p);
   }
 
-  /// For growing_buffer, as the pool has them. A layer that moves addresses does not have them.
+  /// For growing_buffer, as the pool has them. A layer whose blocks do not begin where those below begin, or
+  /// that routes to several resources, hides them: `void allocate_at() = delete;`.
   [[nodiscard]] void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t alignment)
-    requires(has_allocate_at<Upstream> && !detail::changes_addresses<Layer>)
+    requires has_allocate_at<Upstream>
   {
     return allocate_around({stream, bytes, alignment, call_kind::at_address, at});
   }
   void deallocate_at(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept
-    requires(has_allocate_at<Upstream> && !detail::changes_addresses<Layer>)
+    requires has_allocate_at<Upstream>
   {
     deallocate_around({stream, bytes, alignment, call_kind::at_address, p}, p);
   }

@@ -239,7 +239,12 @@ class growing_buffer {
     auto const take = [&](std::size_t wanted) {
       std::size_t n = nearest(memory, pool_call::suggest_growth{stream(), end_of_memory(), wanted});
       if (n > all - held_) n = wanted;
-      (void)memory.allocate_at(stream(), end_of_memory(), n, default_alignment);
+      void* const p = memory.allocate_at(stream(), end_of_memory(), n, default_alignment);
+      if (p != end_of_memory()) {
+        memory.deallocate_at(stream(), p, n, default_alignment);
+        throw misuse(misuse_kind::foreign_pointer, p,
+                     "a layer moves the blocks of a growing_buffer; add to it: void allocate_at() = delete;");
+      }
       steps_.push_back(n);
       held_ += n;
     };
