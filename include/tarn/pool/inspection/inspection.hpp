@@ -3,8 +3,8 @@
 // A snapshot of the memory that a pool holds, as segments that blocks tile. Assembled from copied facts,
 // without a lock.
 //
-//   home  | block | free | piece of a view | run: slots | cached by a thread |  two segments beside the piece
-//   view  | block, at the address that its user has |                           one segment
+//  home  | block | free | piece of a view | run: slots | cached by a thread |  two segments beside the piece
+//  view  | block, at the address that its user has |                           one segment
 
 #include <algorithm>
 #include <cstddef>
