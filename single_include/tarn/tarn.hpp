@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_9815ba96
+#define TARN_NAMESPACE tarn::inline v0_2_0_2d286f16
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -20802,6 +20802,7 @@ class pool {
   [[nodiscard]] void* reserve_growing(std::size_t bytes)
     requires page_source<Upstream>
   {
+    (void)heap_.tool().decide();  // under a tool the memory is blocks
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) heap_.refuse_forked();
     if (!heap_.uses_pages()) return nullptr;

@@ -49,6 +49,13 @@ PLANTED = {
             finder="tests/raii/growing_buffer.cpp",
         ),
         Mutant(
+            "it grows over pages although a memory tool is attached",
+            "pool/pool.hpp",
+            "    (void)heap_.tool().decide();  // under a tool the memory is blocks\n",
+            "",
+            finder="tests/raii/growing_buffer.cpp",
+        ),
+        Mutant(
             "a growing buffer changes its stream without order",
             "raii/growing_buffer.hpp",
             "if (held_ != 0) detail::order_streams(resource().driver(), stream, this->stream(), where);",

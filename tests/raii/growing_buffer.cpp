@@ -312,6 +312,11 @@ TEST_CASE("a growing buffer over memory without pages doubles and copies", "[rai
   SECTION("a layer that moves addresses") {
     grows(sim_pages(machine.driver(device_id{0})) | pooled{} | checked{});
   }
+  SECTION("a memory tool is attached, and pools use whole blocks") {
+    sim_machine const watched{{.tool = sim_tool::attached}};
+    grows(sim_pages(watched.driver(device_id{0})) | pooled{});
+    CHECK(watched.tool_findings().empty());
+  }
   SECTION("a device without pages") {
     sim_machine const virtual_gpu{{.paging = sim_paging::missing}};
     grows(sim_pages(virtual_gpu.driver(device_id{0})) | pooled{});

@@ -267,6 +267,7 @@ class pool {
   [[nodiscard]] void* reserve_growing(std::size_t bytes)
     requires page_source<Upstream>
   {
+    (void)heap_.tool().decide();  // under a tool the memory is blocks
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) heap_.refuse_forked();
     if (!heap_.uses_pages()) return nullptr;
