@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_2d286f16
+#define TARN_NAMESPACE tarn::inline v0_2_0_17b09413
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -8652,11 +8652,11 @@ struct pooled {
   remapping remap = remapping::when_tight;
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
   /// remapped for a request above 8 MiB; five to eight times as far for smaller ones, see slack_of() in
-  /// pool/pages/growth.hpp.
+  /// pool/pages/growth_rules.hpp.
   unsigned slack_per_mille = 9;
   /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from
-  /// the memory that is left, see pool/pages/growth.hpp. Smaller ones waste less and cost more driver calls:
-  /// bench/results/frontier.txt.
+  /// the memory that is left, see pool/pages/growth_rules.hpp. Smaller ones waste less and cost more driver
+  /// calls: bench/results/frontier.txt.
   std::size_t largest_handle = 0;
   /// Reserved bytes that the pool never gives back by itself. Beyond them it gives free handles back once the
   /// live peak has stayed lower for long: pool/arena/live_window.hpp says when. With the largest std::size_t
@@ -8711,7 +8711,7 @@ namespace detail {
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/1024 of
 // the reserved memory, or one thread alone allocates, they are emptied before a pool that is no longer small
 // grows. Reserved memory stays within the live peak plus the slack of the requests (slack_of() in
-// pages/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
+// pages/growth_rules.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
 
 #include <concepts>
 #include <cstddef>

@@ -28,7 +28,6 @@
 #include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/core/sleeping.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_device.hpp"

@@ -61,11 +61,11 @@ struct pooled {
   remapping remap = remapping::when_tight;
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
   /// remapped for a request above 8 MiB; five to eight times as far for smaller ones, see slack_of() in
-  /// pool/pages/growth.hpp.
+  /// pool/pages/growth_rules.hpp.
   unsigned slack_per_mille = 9;
   /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from
-  /// the memory that is left, see pool/pages/growth.hpp. Smaller ones waste less and cost more driver calls:
-  /// bench/results/frontier.txt.
+  /// the memory that is left, see pool/pages/growth_rules.hpp. Smaller ones waste less and cost more driver
+  /// calls: bench/results/frontier.txt.
   std::size_t largest_handle = 0;
   /// Reserved bytes that the pool never gives back by itself. Beyond them it gives free handles back once the
   /// live peak has stayed lower for long: pool/arena/live_window.hpp says when. With the largest std::size_t

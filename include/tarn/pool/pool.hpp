@@ -26,7 +26,7 @@
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/1024 of
 // the reserved memory, or one thread alone allocates, they are emptied before a pool that is no longer small
 // grows. Reserved memory stays within the live peak plus the slack of the requests (slack_of() in
-// pages/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
+// pages/growth_rules.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
 
 #include <concepts>
 #include <cstddef>

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "tarn/core/resource.hpp"
-#include "tarn/core/sleeping.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/order/ordering.hpp"

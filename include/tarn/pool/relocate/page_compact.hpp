@@ -19,7 +19,6 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
-#include "tarn/core/sleeping.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/pool/arena/arena.hpp"
