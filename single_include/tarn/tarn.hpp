@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_17b09413
+#define TARN_NAMESPACE tarn::inline v0_2_0_864aa200
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -24891,7 +24891,7 @@ class growing_buffer {
     requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
   {
     if (base_ == nullptr) return copied_.record_stream(stream, where);
-    std::byte* at = reinterpret_cast<std::byte*>(base_);
+    auto* at = reinterpret_cast<std::byte*>(base_);
     for (std::size_t const step : steps_) {
       detail::called_from(where, [&] { resource().record_stream(at, step, stream); });
       at += step;

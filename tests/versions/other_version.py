@@ -12,7 +12,7 @@ import sys
 CLASSES = [
     ("core/at_fork.hpp", "struct members {"),
     ("core/at_fork.hpp", "class fork_mutex {"),
-    ("core/counted.hpp", "class counted {"),
+    ("core/owned.hpp", "class counted {"),
     ("core/tag.hpp", "class tag_names {"),
     ("core/thread_place.hpp", "class place_table {"),
     ("driver/sim/sim_machine.hpp", "struct sim_state {"),

@@ -183,7 +183,7 @@ class growing_buffer {
     requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
   {
     if (base_ == nullptr) return copied_.record_stream(stream, where);
-    std::byte* at = reinterpret_cast<std::byte*>(base_);
+    auto* at = reinterpret_cast<std::byte*>(base_);
     for (std::size_t const step : steps_) {
       detail::called_from(where, [&] { resource().record_stream(at, step, stream); });
       at += step;
