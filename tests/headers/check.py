@@ -63,6 +63,7 @@ def other_macros():
     """Includes what the headers include of others, then defines the macros: what is left of them does not compile."""
     texts = [(include / header).read_text() for header in headers]
     others = sorted({name for text in texts for name in re.findall(r"^#include <([\w./]+)>", text, re.MULTILINE)})
+    others = [name for name in others if cuda or "/cuda/" not in name]  # Debian has Thrust's headers for CUDA, but no CUDA
     lines = [f"#if __has_include(<{name}>)\n#include <{name}>\n#endif\n" for name in others]
     return "".join(lines + [f"#undef {m.split('(')[0]}\n#define {m} @\n" for m in MACROS])
 
