@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_864aa200
+#define TARN_NAMESPACE tarn::inline v0_2_0_591a1504
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -16200,9 +16200,10 @@ class growing_views {
  public:
   using driver_type = typename Source::driver_type;
 
-  growing_views(view_table<Source>& table, page_map& map, address_space& space,
-                page_views<Source>& others) noexcept
-      : table_(table), map_(map), addresses_(space), others_(others) {}
+  /// @param device  for errors
+  growing_views(view_table<Source>& table, page_map& map, address_space& space, page_views<Source>& others,
+                int device) noexcept
+      : table_(table), map_(map), addresses_(space), others_(others), device_(device) {}
 
   /// Reserves addresses for a view that grows up to `bytes`, whole granules. It serves no other request until
   /// end(). Returns its index, 0 if no address is left. O(views) @throws std::bad_alloc, nothing has
@@ -16234,6 +16235,18 @@ class growing_views {
 
   [[nodiscard]] std::uintptr_t address_of(std::uint32_t i) const noexcept { return table_[i].address; }
 
+  /// Whether blocks begin at or after an offset of a view: freed ones stay there as long as they are deferred
+  /// for streams or graphs. O(slots)
+  [[nodiscard]] bool has_blocks_from(arena const& a, std::uint32_t i, std::size_t offset) const noexcept {
+    std::size_t at = 0;
+    for (view_slot const& slot : table_[i].view_slots) {
+      TARN_VISIT();
+      if (at >= offset && a.blocks.find(table_[i].address + at) != 0) return true;
+      at += slot.bytes;
+    }
+    return false;
+  }
+
   /// The bytes to ask extend() for, at least those of the request, so many that free handles have them
   /// together; 0 if they do not suffice. O(views + free ranges + handles) @throws std::bad_alloc
   [[nodiscard]] std::size_t suggest(arena const& a, growth_request const& request, std::uint32_t i,
@@ -16264,16 +16277,21 @@ class growing_views {
   /// which are mapped after them. Handles that it shows there and cannot take are unmapped first; the host
   /// waits for the work on them if the device has not completed it.
   /// @param lack  receives how many bytes are missing, if the free handles do not suffice; null is returned
-  /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
+  /// @throws cuda_error  an open capture prevents it, or a graph may use what was freed at these addresses
+  /// @throws misuse      freed pages at these addresses are pinned; the block would not lie in the view
+  /// @throws out_of_memory, std::bad_alloc. Nothing has changed
   [[nodiscard]] void* extend(arena& a, may_release hot, ordering<driver_type>& order,
                              growth_request const& request, std::uint32_t i, std::size_t offset,
                              std::size_t& lack) {
     view& v = table_[i];
+    if (offset > v.bytes || request.bytes > a.ranges[v.region].bytes - offset)
+      refuse_pointer(reinterpret_cast<void*>(v.address + offset), "growing_buffer");
     std::size_t kept = 0;
     for (;;) {  // again after each cut: others may have taken what was free while the lock was released
+      if (has_blocks_from(a, i, offset)) throw_blocked();
       kept = free_after(a, v, offset, request);
       if (kept == request.bytes || offset + kept == v.bytes) break;
-      if (v.pins != 0 || !wait_for_work(a, hot, order, a.tenancies[i])) return nullptr;
+      require_finished_work(a, hot, order, i);
       cut(v, hot, offset + kept);
     }
     looked_up<choice> const chosen(hot.held(), choose_after(a, v, offset, kept, request, lack));
@@ -16312,9 +16330,11 @@ class growing_views {
     return reinterpret_cast<void*>(v.address + offset);
   }
 
-  /// Ends the growth of a view. Without live blocks its addresses go back; otherwise it is a view as any
+  /// Ends the growth of a view. Its addresses go back if no work uses them; otherwise it is a view as any
   /// other.
-  void end(arena& a, std::uint32_t i) noexcept {
+  void end(arena& a, may_release hot, std::uint32_t i) noexcept {
+    if (a.tenancies[i].blocks == 0 && table_[i].pins == 0 && table_.is_done(a, a.tenancies[i]))
+      cut(table_[i], hot, 0);
     --growing_;
     table_[i].grows = false;
     if (table_[i].bytes == 0) {
@@ -16374,13 +16394,27 @@ class growing_views {
     return all;
   }
 
-  /// Waits on the host for the work on the former blocks of a view. Returns false if the driver does not
-  /// report its end.
-  [[nodiscard]] bool wait_for_work(arena& a, may_release hot, ordering<driver_type>& order,
-                                   tenancy const& t) const {
-    if (!table_.is_done(a, t)) (void)order.finish(a, hot, t.domain);
-    if (!table_.is_done(a, t)) a.streams.for_each([&](domain_ref d) { (void)order.finish(a, hot, d); });
-    return table_.is_done(a, t);
+  /// Waits on the host for the work on the former blocks of a view, of which no more is enqueued.
+  /// @throws cuda_error  the driver does not report its end; misuse  it is pinned
+  void require_finished_work(arena& a, may_release hot, ordering<driver_type>& order, std::uint32_t i) {
+    if (table_[i].pins != 0)
+      throw misuse(
+          misuse_kind::no_resource, reinterpret_cast<void*>(table_[i].address),
+          "growing_buffer cannot grow over pages that it has given back and that are pinned; end the "
+          "page_pin or the registration first");
+    if (table_.is_done(a, a.tenancies[i])) return;
+    bool done = order.finish(a, hot, a.tenancies[i].domain);
+    if (!done || a.tenancies[i].several) {
+      done = true;
+      a.streams.for_each([&](domain_ref d) { done = order.finish(a, hot, d) && done; });
+    }
+    if (!done) throw_blocked();
+    a.tenancies[i].several = false;
+    a.tenancies[i].domain = neutral;
+  }
+  [[noreturn]] void throw_blocked() const {
+    throw cuda_error(refused_for_capture("growing_buffer: a graph or a capture may use what it gave back"),
+                     device_);
   }
 
   /// Unmaps what a view shows from an offset on, where a handle begins. No work uses it.
@@ -16393,7 +16427,7 @@ class growing_views {
     while (v.bytes > offset) {
       view_slot const slot = v.view_slots.back();
       v.bytes -= slot.bytes;
-      if (table_.is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped)
+      if (slot.handle != 0 && map_[slot.handle].state == backing::mapped)
         table_.unmap(v.address + v.bytes, slot.bytes);
       v.view_slots.pop_back();
     }
@@ -16403,6 +16437,7 @@ class growing_views {
   page_map& map_;
   address_space& addresses_;
   page_views<Source>& others_;
+  int device_;
   std::size_t growing_ = 0;
 };
 
@@ -17356,7 +17391,7 @@ class page_growth {
         counters_(counters),
         table_(source_, counters_, map_),
         views_(table_, map_, addresses_),
-        growing_(table_, map_, addresses_, views_),
+        growing_(table_, map_, addresses_, views_, source.driver().device().value),
         sleep_(source_, counters_, map_, addresses_, table_),
         compact_(source_, counters_, map_, addresses_, table_),
         segments_(map_, table_) {}
@@ -17422,8 +17457,9 @@ class page_growth {
   [[nodiscard]] void* reserve_growing(arena& a, may_release hot, ordering<driver_type>& order,
                                       std::size_t device_bytes, std::size_t bytes) {
     if (!map_.is_open()) open(a, hot, device_bytes);
-    if (bytes > map_.bytes()) return nullptr;
-    std::size_t const whole = align_up(bytes, map_.granularity());
+    if (bytes > map_.bytes() / 2) return nullptr;  // views have half of the addresses
+    std::size_t const whole = align_up(max_of(bytes, std::size_t{1}), map_.granularity());
+    if (views_.is_full()) views_.drop_idle(a, hot, order, neutral);
     std::uint32_t i = growing_.reserve(a, whole);
     if (i == 0) {
       views_.drop_all(a, hot, order);
@@ -20371,14 +20407,24 @@ class slow_path {
     if (is_captured_id(id) || may_be_capturing(heap_.driver(), stream))
       throw cuda_error(refused_for_capture("growing_buffer"), heap_.driver().device().value);
     misuse_report const last = heap_.misuse_at_end();
+    if (heap_.holds_growth_lock())
+      heap_.refuse(id, bytes, default_alignment, "the pool, because a handler of its own growth called it");
     block_request request(id, stream, bytes, bytes, default_alignment);
-    if (!find_growing(heap_.lock_growth(), request, at)) refuse_pointer(at, "growing_buffer");
+    {
+      growth_lock const growing = heap_.lock_growth();
+      if (heap_.is_lost()) heap_.refuse_forked();
+      if (!find_growing(growing, request, at)) refuse_pointer(at, "growing_buffer");
+      // A block that is deferred at these addresses is in the way: the host waits for the streams that use
+      // it.
+      if (has_blocks_from(growing, request)) deferred_.release(growing, true);
+    }
     block_batch batch;
     climb({}, request, batch);
     return batch.blocks[0];
   }
   /// See pool::suggest_growth().
   std::size_t suggest_growth(stream_id id, stream_ref stream, void const* at, std::size_t bytes) {
+    if (heap_.is_lost() || heap_.is_asleep() || heap_.holds_growth_lock()) return bytes;
     // The cached large block of the stream first: it is the memory that the stream freed last.
     std::size_t cached_bytes = 0;
     cache_position const position = front_.find_or_make(id, stream);
@@ -20411,6 +20457,9 @@ class slow_path {
   /// Returns such a block to the heap. No cache keeps it: its address serves nothing else.
   void deallocate_at(stream_id id, stream_ref stream, void* p, std::size_t bytes) noexcept {
     misuse_report const last = heap_.misuse_at_end();
+    if (id == stream_ref::unknown_id && graphs_.may_hold(p) &&
+        take_back_of_graphs(id, stream, p, bytes, default_alignment))
+      return;
     return_to_part(id, stream, p, bytes, default_alignment);
   }
 
@@ -20426,12 +20475,18 @@ class slow_path {
   }
   /// Returns a block that was deferred for graphs, which are complete.
   void free_deferred(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (bytes < usual_granule && heap_.part_of(p) == common)
+    if (heap_.part_of(p) == common && (bytes < usual_granule || heap_.tool().active()))
       return pool_.deallocate_sync(p, bytes, alignment);
     return_to_part(neutral_id, {}, p, bytes, alignment);  // no cache keeps a block that grew in place
   }
 
  private:
+  bool has_blocks_from(growth_lock const& growing, block_request const& request) {
+    hot_lock const held = heap_.lock_hot();
+    return heap_.growth(growing).template visit_pages<bool>([&](auto& pages) {
+      return pages.growing().has_blocks_from(heap_.space(held), request.view, request.offset);
+    });
+  }
   /// Sets the growing view that an address lies in, and the place in it. Returns false if there is none.
   bool find_growing(growth_lock const& growing, block_request& request, void const* at) {
     hot_lock const held = heap_.lock_hot();
@@ -20803,8 +20858,12 @@ class pool {
     requires page_source<Upstream>
   {
     (void)heap_.tool().decide();  // under a tool the memory is blocks
+    if (heap_.holds_growth_lock())
+      throw misuse(misuse_kind::recursion, nullptr,
+                   "a growing_buffer was made by a handler of the pool's own growth; make it before");
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) heap_.refuse_forked();
+    if (heap_.is_asleep()) heap_.refuse_asleep(bytes);
     if (!heap_.uses_pages()) return nullptr;
     detail::hot_lock held = heap_.lock_hot();
     void* const p = heap_.growth(growing).template visit_pages<void*>([&](auto& pages) {
@@ -20845,22 +20904,24 @@ class pool {
     if (id != stream_ref::unknown_id) {
       if (deferred_.any_recorded() && slow_.take_back_recorded(id, stream, p, bytes, default_alignment))
         return;
-      if (asks_at_frees() && graphs_.defer_if_captured(id, stream, p, bytes, default_alignment)) return;
+      if ((asks_at_frees() || graphs_.watches_frees()) &&
+          graphs_.defer_if_captured(id, stream, p, bytes, default_alignment))
+        return;
     }
     slow_.deallocate_at(id, stream, p, bytes);
   }
-  /// Gives the addresses back. What the blocks' handles are mapped at stays mapped for other blocks, or until
-  /// the device has completed the work on them.
+  /// Gives the addresses back; waits for a growth that another thread is in. What the blocks' handles are
+  /// mapped at stays mapped for other blocks, or until the device has completed the work on them.
   void end_growing(void* p) noexcept
     requires page_source<Upstream>
   {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
-    detail::hot_lock const held = heap_.lock_hot();
+    detail::hot_lock held = heap_.lock_hot();
     heap_.growth(growing).visit_pages([&](auto& pages) {
       auto& space = heap_.space(held);
       if (auto const i = pages.growing().find(space, reinterpret_cast<std::uintptr_t>(p)); i != 0)
-        pages.growing().end(space, i);
+        pages.growing().end(space, detail::may_release(held), i);
     });
   }
 
@@ -24752,6 +24813,11 @@ inline constexpr std::size_t largest_growing_step = 32_MiB;
 ///
 /// Where the memory is not pages, or a layer moves addresses (`fenced`, `checked`), it grows by doubling and
 /// a copy, and keeps_address() is false. One thread at a time. Every operation is ordered on stream().
+///
+/// To grow again over what was given back may need the host to wait: for the work on those elements, if other
+/// memory has to be mapped there, and for streams that record_stream() named. While a graph may use them, or
+/// a capture_scope that is open prevents the wait, growth throws cuda_error. The destructor waits for a
+/// growth of the pool that another thread is in.
 template <class T, class Resource = detail::default_device_resource<T>>
 class growing_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -24944,9 +25010,12 @@ class growing_buffer {
                                     detail::growing_grain);
     std::size_t const step = detail::min_of(detail::max_of(least, usual), all - held_);
     steps_.reserve(steps_.size() + 1);
-    auto const take = [&](std::size_t wanted) {
-      std::size_t n = nearest(memory, pool_call::suggest_growth{stream(), end_of_memory(), wanted});
-      if (n > all - held_) n = wanted;
+    auto const take = [&](std::size_t wanted, bool may_be_more) {
+      // Whatever handles are free: no more than a step, or a quarter, beside what is wanted.
+      std::size_t n = may_be_more
+                          ? nearest(memory, pool_call::suggest_growth{stream(), end_of_memory(), wanted})
+                          : wanted;
+      if (n > all - held_ || n > wanted + detail::max_of(usual, wanted / 4)) n = wanted;
       void* const p = memory.allocate_at(stream(), end_of_memory(), n, default_alignment);
       if (p != end_of_memory()) {
         memory.deallocate_at(stream(), p, n, default_alignment);
@@ -24957,10 +25026,9 @@ class growing_buffer {
       held_ += n;
     };
     try {
-      take(step);
+      take(step, true);
     } catch (out_of_memory const&) {
-      if (step == least) throw;
-      take(least);
+      take(least, false);
     }
   }
   void release_down_to(std::size_t bytes) noexcept {

@@ -26,8 +26,23 @@ PLANTED = {
         Mutant(
             "what it shows is unmapped while work uses it",
             "pool/pages/growing_views.hpp",
-            "if (v.pins != 0 || !wait_for_work(a, hot, order, a.tenancies[i])) return nullptr;",
-            "if (v.pins != 0) return nullptr;",
+            "      require_finished_work(a, hot, order, i);\n",
+            "",
+        ),
+        Mutant(
+            "it grows over a block that is deferred",
+            "pool/pages/growing_views.hpp",
+            "      if (has_blocks_from(a, i, offset)) throw_blocked();\n",
+            "",
+            elsewhere=(("pool/slow_path.hpp", "if (has_blocks_from(growing, request)) deferred_.release(growing, true);", ""),),
+            finder="tests/raii/growing_buffer.cpp",
+        ),
+        Mutant(
+            "what a capture in a scope gives back is not kept for its graph",
+            "pool/pool.hpp",
+            "if ((asks_at_frees() || graphs_.watches_frees()) &&",
+            "if (asks_at_frees() &&",
+            finder="tests/raii/growing_buffer.cpp",
         ),
         Mutant(
             "it looks only once at what is free",

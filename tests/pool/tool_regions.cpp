@@ -2,6 +2,7 @@
 // What a pool reports to an attached memory tool. The simulated tool behaves as compute-sanitizer does.
 #include "tarn/pool/tool/tool_regions.hpp"
 
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -14,6 +15,8 @@
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/graph_memory.hpp"
+#include "tarn/report/stats.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 
@@ -499,6 +502,28 @@ TEST_CASE("pooled with a memory tool reports the blocks of several threads witho
   for (auto& t : threads) t.join();
   CHECK(machine.tool_findings().empty());
   CHECK(machine.tool_counts().regions == 0);
+}
+
+TEST_CASE("pooled with a memory tool takes back large blocks that a capture has freed, when their owner ends",
+          "[pool][tool_regions][graph_memory]") {
+  for (std::size_t const bytes : {1_MiB, 4_MiB}) {
+    sim_machine const machine{{.tool = sim_tool::attached}};
+    auto memory = sim_pages(machine.driver()) | pooled{} | tracked{};
+    test_stream const stream(machine.driver());
+    auto graphs = std::make_unique<graph_memory<decltype(memory)>>(memory);
+    void* const p = memory.allocate(stream, bytes);
+    {
+      sim_graph recorded;
+      capture_scope const scope(*graphs, stream);
+      REQUIRE(machine.begin_capture(stream).ok());
+      memory.deallocate(stream, p, bytes);
+      REQUIRE(machine.end_capture(stream, recorded).ok());
+    }
+    graphs.reset();
+    memory.empty_cache();
+    CHECK(memory_reserved(memory) == 0);
+    CHECK(machine.tool_findings().empty());
+  }
 }
 
 TEST_CASE("pooled without a memory tool uses magazines and pages and does not synchronize",

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/raii/compact.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/peak_scope.hpp"
 #include "tarn/raii/sleep.hpp"
 #include "tarn/report/stats.hpp"
@@ -290,6 +292,73 @@ TEST_CASE("a report shows a growing buffer with its line and its bytes", "[raii]
   CHECK(live == memory_allocated(memory));
   page_pin pin(memory, buffer.data(), 2_MiB);
   CHECK(pin.segments().size() == 1);
+}
+
+TEST_CASE("growth over elements that another stream still uses waits for it",
+          "[raii][pages][growing_buffer]") {
+  sim_machine machine{{.backing = sim_backing::address_only, .checks = sim_checks::stream_order}};
+  sim_driver const driver = machine.driver(device_id{0});
+  auto memory = sim_pages(driver) | pooled{} | tracked{};
+  basic_stream<sim_driver> const stream(driver);
+  basic_stream<sim_driver> const other(driver);
+  growing_buffer<float, decltype(memory)> buffer(memory, 1024 * per_mib, stream, {8_MiB});
+  buffer.resize(16 * per_mib);
+  detail::order_streams(driver, stream_ref(other), stream_ref(stream));
+  REQUIRE(driver.launch(other, 1'000'000, {sim_writes(buffer.data() + 8 * per_mib, 8_MiB)}).ok());
+  buffer.record_stream(other);
+  buffer.resize(8 * per_mib);
+  buffer.shrink_to_fit();
+  buffer.resize(16 * per_mib);
+  REQUIRE(driver.launch(stream, 1'000, {sim_writes(buffer.data(), 16_MiB)}).ok());
+  CHECK(machine.findings().empty());
+  CHECK(memory_allocated(memory) == 16_MiB);
+  buffer.reset();
+  CHECK(memory_allocated(memory) == 0);
+  memory.empty_cache();
+  CHECK(machine.findings().empty());
+}
+
+TEST_CASE("what a capture has used of a growing buffer is kept for its graph",
+          "[raii][pages][growing_buffer]") {
+  for (capture_watch const watch :
+       {capture_watch::at_frees, capture_watch::in_scopes, capture_watch::always}) {
+    machine_and_pool t({}, {.captures = watch});
+    auto graphs = std::make_unique<graph_memory<stack<sim_pages, pooled, tracked>>>(t.memory);
+    machine_and_pool::buffer_type buffer(t.memory, 1024 * per_mib, t.stream, {8_MiB});
+    buffer.resize(8 * per_mib);
+    {
+      capture_scope const scope(*graphs, t.stream);
+      sim_graph recorded;
+      REQUIRE(t.machine.begin_capture(t.stream).ok());
+      buffer.reset();
+      REQUIRE(t.machine.end_capture(t.stream, recorded).ok());
+    }
+    std::size_t const reserved = memory_reserved(t.memory);
+    auto const block = make_device_buffer<char>(t.memory, 8_MiB, t.stream);
+    CHECK(memory_reserved(t.memory) > reserved);  // not the graph's memory
+    CHECK_THROWS_AS(buffer.resize(per_mib), cuda_error);
+    graphs.reset();
+    buffer.resize(per_mib);
+    CHECK(buffer.keeps_address());
+  }
+}
+
+TEST_CASE("buffers that come and go leave no addresses and no mappings", "[raii][pages][growing_buffer]") {
+  machine_and_pool t;
+  for (int i = 0; i < 3000; ++i) {
+    machine_and_pool::buffer_type buffer(t.memory, 64 * per_mib, t.stream);
+    buffer.resize(per_mib);
+  }
+  auto const calls = t.machine.calls();
+  CHECK(calls[driver_call::map_pages] - calls[driver_call::unmap_pages] < 1100);
+}
+
+TEST_CASE("one more element takes no more than a step", "[raii][pages][growing_buffer]") {
+  machine_and_pool t;
+  { auto const block = make_device_buffer<char>(t.memory, 96_MiB, t.stream); }
+  machine_and_pool::buffer_type buffer(t.memory, 1024 * per_mib, t.stream, {2_MiB});
+  buffer.resize(1);
+  CHECK(buffer.capacity() <= 4 * per_mib);
 }
 
 TEST_CASE("a growing buffer over memory without pages doubles and copies", "[raii][growing_buffer]") {

@@ -268,8 +268,12 @@ class pool {
     requires page_source<Upstream>
   {
     (void)heap_.tool().decide();  // under a tool the memory is blocks
+    if (heap_.holds_growth_lock())
+      throw misuse(misuse_kind::recursion, nullptr,
+                   "a growing_buffer was made by a handler of the pool's own growth; make it before");
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) heap_.refuse_forked();
+    if (heap_.is_asleep()) heap_.refuse_asleep(bytes);
     if (!heap_.uses_pages()) return nullptr;
     detail::hot_lock held = heap_.lock_hot();
     void* const p = heap_.growth(growing).template visit_pages<void*>([&](auto& pages) {
@@ -310,22 +314,24 @@ class pool {
     if (id != stream_ref::unknown_id) {
       if (deferred_.any_recorded() && slow_.take_back_recorded(id, stream, p, bytes, default_alignment))
         return;
-      if (asks_at_frees() && graphs_.defer_if_captured(id, stream, p, bytes, default_alignment)) return;
+      if ((asks_at_frees() || graphs_.watches_frees()) &&
+          graphs_.defer_if_captured(id, stream, p, bytes, default_alignment))
+        return;
     }
     slow_.deallocate_at(id, stream, p, bytes);
   }
-  /// Gives the addresses back. What the blocks' handles are mapped at stays mapped for other blocks, or until
-  /// the device has completed the work on them.
+  /// Gives the addresses back; waits for a growth that another thread is in. What the blocks' handles are
+  /// mapped at stays mapped for other blocks, or until the device has completed the work on them.
   void end_growing(void* p) noexcept
     requires page_source<Upstream>
   {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
-    detail::hot_lock const held = heap_.lock_hot();
+    detail::hot_lock held = heap_.lock_hot();
     heap_.growth(growing).visit_pages([&](auto& pages) {
       auto& space = heap_.space(held);
       if (auto const i = pages.growing().find(space, reinterpret_cast<std::uintptr_t>(p)); i != 0)
-        pages.growing().end(space, i);
+        pages.growing().end(space, detail::may_release(held), i);
     });
   }
 

@@ -141,14 +141,24 @@ class slow_path {
     if (is_captured_id(id) || may_be_capturing(heap_.driver(), stream))
       throw cuda_error(refused_for_capture("growing_buffer"), heap_.driver().device().value);
     misuse_report const last = heap_.misuse_at_end();
+    if (heap_.holds_growth_lock())
+      heap_.refuse(id, bytes, default_alignment, "the pool, because a handler of its own growth called it");
     block_request request(id, stream, bytes, bytes, default_alignment);
-    if (!find_growing(heap_.lock_growth(), request, at)) refuse_pointer(at, "growing_buffer");
+    {
+      growth_lock const growing = heap_.lock_growth();
+      if (heap_.is_lost()) heap_.refuse_forked();
+      if (!find_growing(growing, request, at)) refuse_pointer(at, "growing_buffer");
+      // A block that is deferred at these addresses is in the way: the host waits for the streams that use
+      // it.
+      if (has_blocks_from(growing, request)) deferred_.release(growing, true);
+    }
     block_batch batch;
     climb({}, request, batch);
     return batch.blocks[0];
   }
   /// See pool::suggest_growth().
   std::size_t suggest_growth(stream_id id, stream_ref stream, void const* at, std::size_t bytes) {
+    if (heap_.is_lost() || heap_.is_asleep() || heap_.holds_growth_lock()) return bytes;
     // The cached large block of the stream first: it is the memory that the stream freed last.
     std::size_t cached_bytes = 0;
     cache_position const position = front_.find_or_make(id, stream);
@@ -181,6 +191,9 @@ class slow_path {
   /// Returns such a block to the heap. No cache keeps it: its address serves nothing else.
   void deallocate_at(stream_id id, stream_ref stream, void* p, std::size_t bytes) noexcept {
     misuse_report const last = heap_.misuse_at_end();
+    if (id == stream_ref::unknown_id && graphs_.may_hold(p) &&
+        take_back_of_graphs(id, stream, p, bytes, default_alignment))
+      return;
     return_to_part(id, stream, p, bytes, default_alignment);
   }
 
@@ -196,12 +209,18 @@ class slow_path {
   }
   /// Returns a block that was deferred for graphs, which are complete.
   void free_deferred(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (bytes < usual_granule && heap_.part_of(p) == common)
+    if (heap_.part_of(p) == common && (bytes < usual_granule || heap_.tool().active()))
       return pool_.deallocate_sync(p, bytes, alignment);
     return_to_part(neutral_id, {}, p, bytes, alignment);  // no cache keeps a block that grew in place
   }
 
  private:
+  bool has_blocks_from(growth_lock const& growing, block_request const& request) {
+    hot_lock const held = heap_.lock_hot();
+    return heap_.growth(growing).template visit_pages<bool>([&](auto& pages) {
+      return pages.growing().has_blocks_from(heap_.space(held), request.view, request.offset);
+    });
+  }
   /// Sets the growing view that an address lies in, and the place in it. Returns false if there is none.
   bool find_growing(growth_lock const& growing, block_request& request, void const* at) {
     hot_lock const held = heap_.lock_hot();

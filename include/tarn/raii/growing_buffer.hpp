@@ -44,6 +44,11 @@ inline constexpr std::size_t largest_growing_step = 32_MiB;
 ///
 /// Where the memory is not pages, or a layer moves addresses (`fenced`, `checked`), it grows by doubling and
 /// a copy, and keeps_address() is false. One thread at a time. Every operation is ordered on stream().
+///
+/// To grow again over what was given back may need the host to wait: for the work on those elements, if other
+/// memory has to be mapped there, and for streams that record_stream() named. While a graph may use them, or
+/// a capture_scope that is open prevents the wait, growth throws cuda_error. The destructor waits for a
+/// growth of the pool that another thread is in.
 template <class T, class Resource = detail::default_device_resource<T>>
 class growing_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -236,9 +241,12 @@ class growing_buffer {
                                     detail::growing_grain);
     std::size_t const step = detail::min_of(detail::max_of(least, usual), all - held_);
     steps_.reserve(steps_.size() + 1);
-    auto const take = [&](std::size_t wanted) {
-      std::size_t n = nearest(memory, pool_call::suggest_growth{stream(), end_of_memory(), wanted});
-      if (n > all - held_) n = wanted;
+    auto const take = [&](std::size_t wanted, bool may_be_more) {
+      // Whatever handles are free: no more than a step, or a quarter, beside what is wanted.
+      std::size_t n = may_be_more
+                          ? nearest(memory, pool_call::suggest_growth{stream(), end_of_memory(), wanted})
+                          : wanted;
+      if (n > all - held_ || n > wanted + detail::max_of(usual, wanted / 4)) n = wanted;
       void* const p = memory.allocate_at(stream(), end_of_memory(), n, default_alignment);
       if (p != end_of_memory()) {
         memory.deallocate_at(stream(), p, n, default_alignment);
@@ -249,10 +257,9 @@ class growing_buffer {
       held_ += n;
     };
     try {
-      take(step);
+      take(step, true);
     } catch (out_of_memory const&) {
-      if (step == least) throw;
-      take(least);
+      take(least, false);
     }
   }
   void release_down_to(std::size_t bytes) noexcept {

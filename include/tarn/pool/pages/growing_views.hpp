@@ -31,9 +31,10 @@ class growing_views {
  public:
   using driver_type = typename Source::driver_type;
 
-  growing_views(view_table<Source>& table, page_map& map, address_space& space,
-                page_views<Source>& others) noexcept
-      : table_(table), map_(map), addresses_(space), others_(others) {}
+  /// @param device  for errors
+  growing_views(view_table<Source>& table, page_map& map, address_space& space, page_views<Source>& others,
+                int device) noexcept
+      : table_(table), map_(map), addresses_(space), others_(others), device_(device) {}
 
   /// Reserves addresses for a view that grows up to `bytes`, whole granules. It serves no other request until
   /// end(). Returns its index, 0 if no address is left. O(views) @throws std::bad_alloc, nothing has
@@ -65,6 +66,18 @@ class growing_views {
 
   [[nodiscard]] std::uintptr_t address_of(std::uint32_t i) const noexcept { return table_[i].address; }
 
+  /// Whether blocks begin at or after an offset of a view: freed ones stay there as long as they are deferred
+  /// for streams or graphs. O(slots)
+  [[nodiscard]] bool has_blocks_from(arena const& a, std::uint32_t i, std::size_t offset) const noexcept {
+    std::size_t at = 0;
+    for (view_slot const& slot : table_[i].view_slots) {
+      TARN_VISIT();
+      if (at >= offset && a.blocks.find(table_[i].address + at) != 0) return true;
+      at += slot.bytes;
+    }
+    return false;
+  }
+
   /// The bytes to ask extend() for, at least those of the request, so many that free handles have them
   /// together; 0 if they do not suffice. O(views + free ranges + handles) @throws std::bad_alloc
   [[nodiscard]] std::size_t suggest(arena const& a, growth_request const& request, std::uint32_t i,
@@ -95,16 +108,21 @@ class growing_views {
   /// which are mapped after them. Handles that it shows there and cannot take are unmapped first; the host
   /// waits for the work on them if the device has not completed it.
   /// @param lack  receives how many bytes are missing, if the free handles do not suffice; null is returned
-  /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
+  /// @throws cuda_error  an open capture prevents it, or a graph may use what was freed at these addresses
+  /// @throws misuse      freed pages at these addresses are pinned; the block would not lie in the view
+  /// @throws out_of_memory, std::bad_alloc. Nothing has changed
   [[nodiscard]] void* extend(arena& a, may_release hot, ordering<driver_type>& order,
                              growth_request const& request, std::uint32_t i, std::size_t offset,
                              std::size_t& lack) {
     view& v = table_[i];
+    if (offset > v.bytes || request.bytes > a.ranges[v.region].bytes - offset)
+      refuse_pointer(reinterpret_cast<void*>(v.address + offset), "growing_buffer");
     std::size_t kept = 0;
     for (;;) {  // again after each cut: others may have taken what was free while the lock was released
+      if (has_blocks_from(a, i, offset)) throw_blocked();
       kept = free_after(a, v, offset, request);
       if (kept == request.bytes || offset + kept == v.bytes) break;
-      if (v.pins != 0 || !wait_for_work(a, hot, order, a.tenancies[i])) return nullptr;
+      require_finished_work(a, hot, order, i);
       cut(v, hot, offset + kept);
     }
     looked_up<choice> const chosen(hot.held(), choose_after(a, v, offset, kept, request, lack));
@@ -143,9 +161,11 @@ class growing_views {
     return reinterpret_cast<void*>(v.address + offset);
   }
 
-  /// Ends the growth of a view. Without live blocks its addresses go back; otherwise it is a view as any
+  /// Ends the growth of a view. Its addresses go back if no work uses them; otherwise it is a view as any
   /// other.
-  void end(arena& a, std::uint32_t i) noexcept {
+  void end(arena& a, may_release hot, std::uint32_t i) noexcept {
+    if (a.tenancies[i].blocks == 0 && table_[i].pins == 0 && table_.is_done(a, a.tenancies[i]))
+      cut(table_[i], hot, 0);
     --growing_;
     table_[i].grows = false;
     if (table_[i].bytes == 0) {
@@ -205,13 +225,27 @@ class growing_views {
     return all;
   }
 
-  /// Waits on the host for the work on the former blocks of a view. Returns false if the driver does not
-  /// report its end.
-  [[nodiscard]] bool wait_for_work(arena& a, may_release hot, ordering<driver_type>& order,
-                                   tenancy const& t) const {
-    if (!table_.is_done(a, t)) (void)order.finish(a, hot, t.domain);
-    if (!table_.is_done(a, t)) a.streams.for_each([&](domain_ref d) { (void)order.finish(a, hot, d); });
-    return table_.is_done(a, t);
+  /// Waits on the host for the work on the former blocks of a view, of which no more is enqueued.
+  /// @throws cuda_error  the driver does not report its end; misuse  it is pinned
+  void require_finished_work(arena& a, may_release hot, ordering<driver_type>& order, std::uint32_t i) {
+    if (table_[i].pins != 0)
+      throw misuse(
+          misuse_kind::no_resource, reinterpret_cast<void*>(table_[i].address),
+          "growing_buffer cannot grow over pages that it has given back and that are pinned; end the "
+          "page_pin or the registration first");
+    if (table_.is_done(a, a.tenancies[i])) return;
+    bool done = order.finish(a, hot, a.tenancies[i].domain);
+    if (!done || a.tenancies[i].several) {
+      done = true;
+      a.streams.for_each([&](domain_ref d) { done = order.finish(a, hot, d) && done; });
+    }
+    if (!done) throw_blocked();
+    a.tenancies[i].several = false;
+    a.tenancies[i].domain = neutral;
+  }
+  [[noreturn]] void throw_blocked() const {
+    throw cuda_error(refused_for_capture("growing_buffer: a graph or a capture may use what it gave back"),
+                     device_);
   }
 
   /// Unmaps what a view shows from an offset on, where a handle begins. No work uses it.
@@ -224,7 +258,7 @@ class growing_views {
     while (v.bytes > offset) {
       view_slot const slot = v.view_slots.back();
       v.bytes -= slot.bytes;
-      if (table_.is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped)
+      if (slot.handle != 0 && map_[slot.handle].state == backing::mapped)
         table_.unmap(v.address + v.bytes, slot.bytes);
       v.view_slots.pop_back();
     }
@@ -234,6 +268,7 @@ class growing_views {
   page_map& map_;
   address_space& addresses_;
   page_views<Source>& others_;
+  int device_;
   std::size_t growing_ = 0;
 };
 

@@ -48,7 +48,7 @@ class page_growth {
         counters_(counters),
         table_(source_, counters_, map_),
         views_(table_, map_, addresses_),
-        growing_(table_, map_, addresses_, views_),
+        growing_(table_, map_, addresses_, views_, source.driver().device().value),
         sleep_(source_, counters_, map_, addresses_, table_),
         compact_(source_, counters_, map_, addresses_, table_),
         segments_(map_, table_) {}
@@ -114,8 +114,9 @@ class page_growth {
   [[nodiscard]] void* reserve_growing(arena& a, may_release hot, ordering<driver_type>& order,
                                       std::size_t device_bytes, std::size_t bytes) {
     if (!map_.is_open()) open(a, hot, device_bytes);
-    if (bytes > map_.bytes()) return nullptr;
-    std::size_t const whole = align_up(bytes, map_.granularity());
+    if (bytes > map_.bytes() / 2) return nullptr;  // views have half of the addresses
+    std::size_t const whole = align_up(max_of(bytes, std::size_t{1}), map_.granularity());
+    if (views_.is_full()) views_.drop_idle(a, hot, order, neutral);
     std::uint32_t i = growing_.reserve(a, whole);
     if (i == 0) {
       views_.drop_all(a, hot, order);
