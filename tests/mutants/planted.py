@@ -59,7 +59,7 @@ PLANTED = {
         Mutant(
             "growth that fails leaves handles mapped",
             "pool/pages/growing_views.hpp",
-            "        truncate(v, before);\n",
+            "      cut(v, hot, before);\n",
             "",
             finder="tests/raii/growing_buffer.cpp",
         ),
@@ -2349,8 +2349,8 @@ PLANTED = {
         Mutant(
             "a library that uses one handle of a registration gets blocks of several",
             "sharing/page_registrations.hpp",
-            "return l.has_one_handle_per_block();",
-            "return l.has_one_handle_per_block() || true;",
+            "if (!nearest(memory_, pool_call::has_one_handle{}))",
+            "if (!(nearest(memory_, pool_call::has_one_handle{}) || true))",
             finder="tests/sharing/page_registrations.cpp",
         ),
         Mutant(

@@ -73,9 +73,7 @@ class [[nodiscard]] page_registrations {
   page_registrations(Memory memory, Library library, source_location where = source_location::current())
       : memory_(std::move(memory)), library_(std::move(library)) {
     if constexpr (detail::takes_one_handle<Library>) {
-      if (!nearest(memory_, [](auto& l) -> decltype(l.has_one_handle_per_block()) {
-            return l.has_one_handle_per_block();
-          }))
+      if (!nearest(memory_, pool_call::has_one_handle{}))
         throw cuda_error(detail::unsupported_call(detail::several_handles_to_register),
                          memory_.driver().device().value, where);
     }

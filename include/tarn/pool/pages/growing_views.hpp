@@ -83,16 +83,8 @@ class growing_views {
   [[nodiscard]] std::size_t suggest(arena const& a, growth_request const& request, std::uint32_t i,
                                     std::size_t offset) const {
     view const& v = table_[i];
-    std::size_t kept = 0;
-    std::size_t at = 0;
-    for (view_slot const& slot : v.view_slots) {
-      TARN_VISIT();
-      if (at >= offset) {
-        if (kept >= request.bytes || slot.handle == 0 || !is_free_for(a, slot.handle, request.taker)) break;
-        kept += slot.bytes;
-      }
-      at += slot.bytes;
-    }
+    std::size_t const kept = free_after(
+        a, v, offset, request.taker, [&](std::size_t before, std::size_t) { return before < request.bytes; });
     if (kept >= request.bytes) return kept;
     std::size_t rest = request.bytes - kept;
     sequence<piece> chosen;
@@ -120,7 +112,9 @@ class growing_views {
     std::size_t kept = 0;
     for (;;) {  // again after each cut: others may have taken what was free while the lock was released
       if (has_blocks_from(a, i, offset)) throw_blocked();
-      kept = free_after(a, v, offset, request);
+      kept = free_after(a, v, offset, request.taker, [&](std::size_t before, std::size_t handle) {
+        return before + handle <= request.bytes;
+      });
       if (kept == request.bytes || offset + kept == v.bytes) break;
       require_finished_work(a, hot, order, i);
       cut(v, hot, offset + kept);
@@ -133,27 +127,10 @@ class growing_views {
     table_.carve(a, hot.held(), chosen, carved);
     std::size_t const before = v.bytes;
     try {
-      unlocked const released(hot);
-      std::size_t at = offset;
-      for (piece const& p : pieces) {
-        if (at >= before) {
-          table_.map_again(v.address + at, p.handle);
-          v.view_slots.push_back(view_slot{p.handle, p.bytes});
-          v.bytes += p.bytes;
-        }
-        at += p.bytes;
-      }
-    } catch (...) {
-      {
-        unlocked const released(hot);
-        truncate(v, before);
-      }
-      table_.free_again(a, carved);
-      throw;
-    }
-    try {
+      map_after(v, hot, offset, pieces);
       a.blocks.make_room(1);  // other threads may have used it up meanwhile
     } catch (...) {
+      cut(v, hot, before);
       table_.free_again(a, carved);
       throw;
     }
@@ -178,18 +155,17 @@ class growing_views {
   }
 
  private:
-  /// How many bytes after an offset of a view are whole handles that are free for the taker, at most those of
-  /// the request. O(slots, and ranges in their handles)
-  [[nodiscard]] std::size_t free_after(arena const& a, view const& v, std::size_t offset,
-                                       growth_request const& request) const noexcept {
+  /// How many bytes after an offset of a view are whole handles that are free for the taker, as long as
+  /// takes(bytes before, bytes of the handle) is true. O(slots, and ranges in their handles)
+  template <class Takes>
+  [[nodiscard]] std::size_t free_after(arena const& a, view const& v, std::size_t offset, domain_ref taker,
+                                       Takes const& takes) const noexcept {
     std::size_t kept = 0;
     std::size_t at = 0;
     for (view_slot const& slot : v.view_slots) {
       TARN_VISIT();
       if (at >= offset) {
-        if (kept + slot.bytes > request.bytes || slot.handle == 0 ||
-            !is_free_for(a, slot.handle, request.taker))
-          break;
+        if (!takes(kept, slot.bytes) || slot.handle == 0 || !is_free_for(a, slot.handle, taker)) break;
         kept += slot.bytes;
       }
       at += slot.bytes;
@@ -248,13 +224,24 @@ class growing_views {
                      device_);
   }
 
+  /// Maps those of a block's handles that a view does not show, after the others. @throws out_of_memory,
+  /// cuda_error: those that are mapped are in the view
+  void map_after(view& v, may_release hot, std::size_t offset, sequence<piece> const& pieces) {
+    unlocked const released(hot);
+    std::size_t const shown = v.bytes;
+    for (piece const& p : pieces) {
+      if (offset >= shown) {
+        table_.map_again(v.address + offset, p.handle);
+        v.view_slots.push_back(view_slot{p.handle, p.bytes});
+        v.bytes += p.bytes;
+      }
+      offset += p.bytes;
+    }
+  }
+
   /// Unmaps what a view shows from an offset on, where a handle begins. No work uses it.
   void cut(view& v, may_release hot, std::size_t offset) noexcept {
     unlocked const released(hot);
-    truncate(v, offset);
-  }
-
-  void truncate(view& v, std::size_t offset) noexcept {
     while (v.bytes > offset) {
       view_slot const slot = v.view_slots.back();
       v.bytes -= slot.bytes;
