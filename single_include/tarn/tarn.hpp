@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_82764d77
+#define TARN_NAMESPACE tarn::inline v0_2_0_ef7ccba0
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -16294,12 +16294,10 @@ class growing_views {
     v.view_slots.reserve(v.view_slots.size() + pieces.size());
     sequence<range_ref> carved;
     table_.carve(a, hot.held(), chosen, carved);
-    std::size_t const before = v.bytes;
     try {
       map_after(v, hot, offset, pieces);
       a.blocks.make_room(1);  // other threads may have used it up meanwhile
-    } catch (...) {
-      cut(v, hot, before);
+    } catch (...) {           // what is mapped stays in the view, as after a block is freed
       table_.free_again(a, carved);
       throw;
     }

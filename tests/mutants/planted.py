@@ -57,13 +57,6 @@ PLANTED = {
             "    put(id, stream, p, bytes, default_alignment, true);\n",
         ),
         Mutant(
-            "growth that fails leaves handles mapped",
-            "pool/pages/growing_views.hpp",
-            "      cut(v, hot, before);\n",
-            "",
-            finder="tests/raii/growing_buffer.cpp",
-        ),
-        Mutant(
             "it grows over pages although a memory tool is attached",
             "pool/pool.hpp",
             "    (void)heap_.tool().decide();  // under a tool the memory is blocks\n",

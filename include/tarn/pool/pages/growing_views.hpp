@@ -125,12 +125,10 @@ class growing_views {
     v.view_slots.reserve(v.view_slots.size() + pieces.size());
     sequence<range_ref> carved;
     table_.carve(a, hot.held(), chosen, carved);
-    std::size_t const before = v.bytes;
     try {
       map_after(v, hot, offset, pieces);
       a.blocks.make_room(1);  // other threads may have used it up meanwhile
-    } catch (...) {
-      cut(v, hot, before);
+    } catch (...) {           // what is mapped stays in the view, as after a block is freed
       table_.free_again(a, carved);
       throw;
     }
