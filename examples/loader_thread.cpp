@@ -44,10 +44,10 @@ int main() {
   constexpr int batches = 8;
   tarn::device_pool pool;  // one pool for all threads
   tarn::stream compute;
+  tarn::stream load;  // outlives the loader: `compute` is ordered behind it when the last batch is taken
   batch_queue queue;
 
   std::thread loader([&] {
-    tarn::stream load;
     auto staging = tarn::pinned_host{} | tarn::pooled{};
     for (int i = 0; i < batches; ++i) {
       // Freed on `load` at the end of each turn: the pool reuses it once the copy has read it.
@@ -63,8 +63,8 @@ int main() {
   std::vector<float> result(n);
   for (int i = 0; i < batches; ++i) {
     loaded_batch b = queue.pop();
-    b.set_stream(
-        compute);  // from here on `compute` waits, on the device, for the copy; it frees the batch, too
+    // From here on `compute` waits, on the device, for the copy; it frees the batch, too.
+    b.set_stream(compute);
     b.copy_to_sync(result);  // in place of kernels on `compute`
     sum += result[n - 1];
   }
