@@ -15,7 +15,9 @@ import itertools
 import os
 import pathlib
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -29,7 +31,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 INCLUDE = ROOT / "include"
 WORK = ROOT / "build" / "mutants"
 PATIENCE = 20  # seconds without a step, after which a planted bug counts as found by its hang
-TIME_LIMIT = 150  # seconds for the seeds of one bug
+TIME_LIMIT = 150  # seconds of processor time for the seeds of one bug, since the machine may have other work
+WAIT_LIMIT = 4 * TIME_LIMIT  # seconds until it counts as a hang
 MAIN_OBJECT = WORK / "catch_main.o"  # built once
 MAIN_LOCK = threading.Lock()
 SOON = 50  # seeds that find most bugs: up to there compile time dominates (-O0), beyond it run time (-O1)
@@ -122,13 +125,27 @@ def build_tests(tree, finder, program):
         raise OutOfDate("does not compile:\n" + "\n".join(lines[:5]))
 
 
+def run_limited(command, limit=TIME_LIMIT):
+    """(exit status, output); the status is None where a limit was exceeded."""
+
+    def limit_itself():
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 10))
+
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=WAIT_LIMIT + limit, preexec_fn=limit_itself
+        )
+    except subprocess.TimeoutExpired:
+        return None, ""
+    # The random programs run in a process of their own; its parent reports the signal.
+    exceeded = done.returncode in (-signal.SIGXCPU, -signal.SIGKILL) or "crashed: CPU time limit exceeded" in done.stdout
+    return (None, "") if exceeded else (done.returncode, done.stdout)
+
+
 def run_tests(program):
     """(1 if a test fails, crashes or hangs, else 0; the output)"""
-    try:
-        done = subprocess.run([str(program), "--abort"], capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT)
-    except subprocess.TimeoutExpired:
-        return 1, "hangs"
-    return int(done.returncode != 0), done.stdout
+    status, said = run_limited([str(program), "--abort"])
+    return (1, "hangs") if status is None else (int(status != 0), said)
 
 
 def failed_test_in(said):
@@ -141,11 +158,7 @@ def run(program, first, last, jobs=1, limit=TIME_LIMIT):
     """(exit status, output); the status is None on timeout."""
     command = [str(program), "--seeds", f"{first}..{last}", "--jobs", str(jobs)]
     command += ["--patience", str(PATIENCE), "--no-shrink"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit)
-    except subprocess.TimeoutExpired:
-        return None, ""
-    return done.returncode, done.stdout
+    return run_limited(command, limit)
 
 
 def found_in(said):
@@ -224,7 +237,7 @@ def passes_as_it_is(options, finders):
         if first > last:
             continue
         build(tree, program, optimisation, finder)
-        status, said = run(program, first, last, options.jobs, 900)
+        status, said = run(program, first, last, options.jobs, 1800)
         if status != 0:
             print(said or f"{finder}: it exceeded the time limit")
             return False
