@@ -760,6 +760,17 @@ class history_log {
     if (refused) throw std::bad_alloc();
   }
 
+  /// Records that a block has become `longer`. It keeps its tag and its location.
+  void note_extension(history_block longer) noexcept {
+    one_by_one([&]() noexcept {
+      std::uint32_t const known = index_.find(longer.address);
+      if (known == 0) return;
+      longer.tag = blocks_[known - 1].tag;
+      longer.location = blocks_[known - 1].location;
+      start(longer);
+    });
+  }
+
   /// Records that a block is about to be freed. An unknown block is left to the layers below.
   void note_free(std::uintptr_t address, stream_id stream, call_origin const& origin,
                  std::uint64_t time_ns) noexcept {
@@ -874,7 +885,11 @@ class history_log {
     while (accounts_.size() <= b.tag) accounts_.push_back(tag_account{});
     index_.make_room(1);
     if (vacant_ == 0) blocks_.reserve(blocks_.size() + 1);
-    // Handed out again without a free through this layer: it was freed below.
+    start(b);
+  }
+  /// Records a block, for which room has been made.
+  void start(history_block b) noexcept {
+    // Handed out again without a free through this layer, where it was freed below; or made longer.
     if (std::uint32_t const known = index_.erase(b.address); known != 0)
       end(known, b.stream, b.location, b.time_ns);
     b.time_ns = in_order(b.time_ns);
@@ -1028,6 +1043,20 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
     request const r = asked.on(with_id(asked.stream));
     log_.note_free(address_of(p), r.stream.id(), origin(), now());
     next.deallocate(r, p);
+  }
+
+  /// Records that the block was freed and allocated again, longer, under the same tag.
+  [[nodiscard]] bool around_extend(request const& asked, void* p, std::size_t more, auto const& next) {
+    request const r = asked.on(with_id(asked.stream));
+    if (!next.extend(r, p, more)) return false;
+    history_block longer;
+    longer.address = address_of(p);
+    longer.requested = r.bytes + more;
+    longer.bytes = detail::block_bytes_of(next.upstream(), longer.requested, r.alignment);
+    longer.stream = r.stream.id();
+    longer.time_ns = now();
+    log_.note_extension(longer);
+    return true;
   }
 
   /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not
@@ -1244,6 +1273,9 @@ class tagged_layer : public resource_adaptor<tagged_layer<Upstream>, Upstream> {
   TARN_ALWAYS_INLINE void* around_allocate(request const& r, auto const& next) {
     tag_scope const here(name_);
     return next.allocate(r);
+  }
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    return next.extend(r, p, more);
   }
 
   [[nodiscard]] tag name() const noexcept { return name_; }

@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_ef7ccba0
+#define TARN_NAMESPACE tarn::inline v0_2_0_cb8055ea
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1169,6 +1169,11 @@ concept has_allocate_at =
       { r.allocate_at(stream, p, bytes, alignment) } -> std::same_as<void*>;
       { r.deallocate_at(stream, p, bytes, alignment) } noexcept;
     };
+/// Makes blocks longer where they are.
+template <class R>
+concept has_extend = requires(R& r, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) {
+  { r.extend(stream, p, bytes, bytes, alignment) } -> std::same_as<bool>;
+};
 template <class R>
 concept has_properties = requires { typename R::properties; };
 template <class R>
@@ -6552,6 +6557,27 @@ class shared_resource : public call_names<shared_resource<Layer>>,
     }
   }
 
+  /// Makes a block `more` bytes longer where it is, if the memory behind it is free for `stream`, and returns
+  /// whether it did. Then it is a block of `bytes + more` bytes, freed as one. False if a layer does not know
+  /// this call. See pool::extend().
+  /// @throws misuse  no block starts at `p`; std::bad_alloc, cuda_error. Nothing has changed
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment = default_alignment,
+                            attribution call = attribution::current())
+    requires(detail::allocates<Layer>())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
+    return detail::called_from(call.where, [&] {
+      if constexpr (has_extend<Layer>) {
+        return block_->layer.extend(stream, p, bytes, more, alignment);
+      } else if constexpr (!has_allocate<Layer>) {
+        return block_->layer.upstream().extend(stream, p, bytes, more, alignment);
+      } else {
+        return false;
+      }
+    });
+  }
+
   // For growing_buffer; documented at the pool.
 
   [[nodiscard]] void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t alignment)
@@ -6813,6 +6839,11 @@ class next_layer {
       upstream_.deallocate(r.stream, p, r.bytes, r.alignment);
     }
   }
+  /// Makes a block `more` bytes longer where it is, see pool::extend(). @param r  of the block as it is
+  [[nodiscard]] bool extend(request const& r, void* p, std::size_t more) const {
+    if constexpr (has_extend<Upstream>) return upstream_.extend(r.stream, p, r.bytes, more, r.alignment);
+    return false;
+  }
   [[nodiscard]] constexpr Upstream& upstream() const noexcept { return upstream_; }
   [[nodiscard]] decltype(auto) driver() const noexcept { return upstream_.driver(); }
 
@@ -6831,12 +6862,17 @@ concept deallocates_around =
     requires(Layer& layer, request const& r, void* p, next_layer<Upstream> const& next) {
       { layer.around_deallocate(r, p, next) } noexcept;
     };
+template <class Layer, class Upstream>
+concept extends_around = requires(Layer& layer, request const& r, void* p, next_layer<Upstream> const& next) {
+  { layer.around_extend(r, p, r.bytes, next) } -> std::same_as<bool>;
+};
 
 /// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and
 /// access are.
 struct names_of_adaptors {
   int around_allocate;
   int around_deallocate;
+  int around_extend;
 };
 template <class T>
 struct named_twice : T, names_of_adaptors {};
@@ -6844,6 +6880,8 @@ template <class T>
 concept names_around_allocate = !requires { &named_twice<T>::around_allocate; };
 template <class T>
 concept names_around_deallocate = !requires { &named_twice<T>::around_deallocate; };
+template <class T>
+concept names_around_extend = !requires { &named_twice<T>::around_extend; };
 
 /// Asserts at the composition that what a layer declares is what will be called: otherwise its calls would
 /// pass it by.
@@ -6859,6 +6897,9 @@ constexpr bool check_adaptor() {
     static_assert(!names_around_deallocate<Layer> || deallocates_around<Layer, Upstream>,
                   "tarn: around_deallocate of this policy cannot be called; declare it: public: void "
                   "around_deallocate(tarn::request const& r, void* p, auto const& next) noexcept");
+    static_assert(!names_around_extend<Layer> || extends_around<Layer, Upstream>,
+                  "tarn: around_extend of this policy cannot be called; declare it: public: bool "
+                  "around_extend(tarn::request const& r, void* p, std::size_t more, auto const& next)");
   }
   return true;
 }
@@ -6872,7 +6913,9 @@ constexpr bool check_adaptor() {
 /// |---------------------------------------------|-----------------------------|-----------------|
 /// | void* around_allocate(r, next)              | allocate, allocate_sync     | next.allocate   |
 /// | void around_deallocate(r, p, next) noexcept | deallocate, deallocate_sync | next.deallocate |
+/// | bool around_extend(r, p, more, next)        | extend                      | false           |
 ///
+/// A layer that defines none of them passes extend on.
 /// `r` is a request const&, `next` a next_layer const&; `p` is never null. The request that is passed on may
 /// have other bytes, another alignment or another stream. All other calls are forwarded as for any layer, see
 /// shared_resource. Costs nothing besides what the layer does. A layer derives from it by its own name:
@@ -6920,6 +6963,21 @@ class resource_adaptor {
     requires has_allocate_at<Upstream>
   {
     deallocate_around({stream, bytes, alignment, call_kind::at_address, p}, p);
+  }
+
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment)
+    requires resource<Upstream>
+  {
+    next_layer<Upstream> const next(upstream_);
+    request const r{stream, bytes, alignment};
+    if constexpr (detail::extends_around<Layer, Upstream>) {
+      return static_cast<Layer&>(*this).around_extend(r, p, more, next);
+    } else if constexpr (detail::names_around_allocate<Layer> || detail::names_around_deallocate<Layer>) {
+      return false;
+    } else {
+      return next.extend(r, p, more);
+    }
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
@@ -8124,6 +8182,17 @@ class tracked_layer {
   {
     numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
     upstream_.deallocate_at(stream, p, bytes, alignment);
+  }
+
+  /// Counts a block that becomes longer as freed and allocated again.
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment)
+    requires has_extend<Upstream>
+  {
+    if (!upstream_.extend(stream, p, bytes, more, alignment)) return false;
+    numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
+    numbers_.count_allocation(rounded(bytes + more, alignment), bytes + more, group_of(bytes + more));
+    return true;
   }
 
   /// Counts a block that belongs to the owner of a graph's memory as any other; see graph_memory::allocate().
@@ -10989,6 +11058,26 @@ class arena {
     if (ranges[r].bytes > bytes) put_in(split(r, bytes));
     ranges[r].state = range_state::live;
     return r;
+  }
+
+  /// Lengthens a live block in place by `more` bytes of the free range behind it. Returns false, and changes
+  /// nothing, unless that range is the taker's own or neutral, and the block is a range of the common part.
+  /// Requires make_room(). O(1)
+  [[nodiscard]] bool extend(domain_ref taker, void const* p, std::size_t bytes, std::size_t more) noexcept {
+    range_ref const r = blocks.find(reinterpret_cast<std::uintptr_t>(p));
+    if (r == 0 || ranges[r].bytes != bytes || ranges[r].chain != 0 || ranges[r].view_or_split != 0 ||
+        ranges[r].part != common)
+      return false;
+    range_ref const behind = ranges[r].next;
+    if (behind == 0) return false;
+    range const& free = ranges[behind];
+    bool const is_usable =
+        free.state == range_state::free && (free.domain == taker || free.domain == neutral);
+    if (!is_usable || free.bytes < more || free.where != ranges[r].where) return false;
+    if (!joins_handles && begins_handle(free.address)) return false;
+    merge(r, carve(behind, free.address, more));
+    count_live(more, common);
+    return true;
   }
 
   /// Whether a block that is not free starts at an address. Those that threads cache are not free here.
@@ -18852,6 +18941,881 @@ class heap {
 };
 
 }  // namespace TARN_NAMESPACE::detail
+// ---- tarn/pool/in_place.hpp
+// What a pool does for blocks that grow where they are: a block that is extended into the free memory behind
+// it, and the blocks of a growing_buffer, which follow each other at addresses that are reserved once.
+
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/ladder.hpp
+// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a range.
+//   -             a request above a limit below the pool is refused at once
+//   0 small pool  grows at once: below roomy_limit speed matters more than memory
+//   1 caches      all threads' caches are flushed into the heap, if they hold enough
+//   2 finished    frees of other streams that the device has completed become neutral
+//   3 stealing    the taker's stream waits, on the device, for another stream's frees, and takes them over;
+//                 neutral ranges join its own, so that neighbours coalesce
+//   4 growth      creates handles while reserved memory may grow, makes a view or reuses one; free segments,
+//                 which are never joined nor moved, go back first if too much would be reserved
+//   5 exhaustion  the source refused: the host waits for all streams and recorded uses, free handles are
+//                 remapped, and free memory is given back
+//   6 refusal     if the device refused, other pools give back what they cache (slow_path.hpp)
+//
+// A rung releases memory and takes again; with nothing to release it does not search a second time.
+// One thread climbs at a time. The hot lock is released around driver calls, which voids what was looked up.
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/pool/tool/quarantine.hpp
+// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined
+// for a while (tool_regions.hpp). Not called without a tool.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace TARN_NAMESPACE::detail {
+
+/// Whether a freed block goes into quarantine.
+enum class reuse : std::uint8_t { later, at_once };
+
+template <class Heap>
+TARN_NOINLINE void deallocate_under_tool([[maybe_unused]] Heap& heap, [[maybe_unused]] stream_id id,
+                                         [[maybe_unused]] stream_ref stream, [[maybe_unused]] void* p,
+                                         [[maybe_unused]] std::size_t bytes,
+                                         [[maybe_unused]] std::size_t alignment,
+                                         [[maybe_unused]] reuse when) noexcept {
+  if constexpr (Heap::has_tool) {
+    auto& tool = heap.tool();
+    freed_block const b{p, bytes + guard_bytes, alignment, stream_ref::from(stream.handle(), id)};
+    std::size_t const block = rounded_bytes(bytes, alignment);  // as it was counted
+    std::size_t const asked = tool.take_back(p, bytes);
+    {
+      hot_lock const held = heap.lock_hot();
+      heap.count_uncached(held, -static_cast<std::int64_t>(block), -1);
+      if (asked != bytes)
+        return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
+                                block);
+    }
+    // A deferred block was waited for, and its stream may be destroyed.
+    if (id == neutral_id || when == reuse::at_once) {
+      tool.region_ends(p);
+    } else {
+      tool.region_ends(p, bytes, stream);
+    }
+    if (when == reuse::at_once || !tool.fits(b)) return heap.put(b);
+    freed_block oldest;
+    while (!tool.keep(b)) {
+      if (tool.take_kept(oldest)) heap.put(oldest);
+    }
+  }
+}
+
+/// Ends the quarantine of all blocks.
+template <class Heap>
+void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
+  if constexpr (Heap::has_tool) {
+    freed_block b;
+    while (heap.tool().take_kept(b)) heap.put(b);
+  }
+}
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE::detail {
+
+/// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or
+/// other streams' memory. The full magazines of one thread and one stream hold 104 MiB (magazine.hpp).
+/// Limited to one part in roomy_part of the device's memory: 2 GiB on a device of 128 GiB.
+inline constexpr std::size_t roomy_limit = 128_MiB;
+inline constexpr std::size_t roomy_part = 64;
+/// Growth for small blocks is this fraction of the reserved bytes.
+inline constexpr std::size_t roomy_step = 8;
+
+/// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it
+/// back: to stop them takes microseconds, and growth tens.
+inline constexpr std::size_t idle_part = 1024;
+
+/// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
+template <class Heap, class Front, class Deferred>
+class ladder {
+ public:
+  using source_type = typename Heap::upstream_type;
+
+  /// @param found  receives the block, and others of its class
+  ladder(growth_lock const& growing, Heap& heap, Front& front, Deferred& deferred, may_release hot,
+         block_request const& wanted, block_batch& found)
+      : growing_(growing),
+        heap_(heap),
+        front_(front),
+        deferred_(deferred),
+        hot_(hot),
+        wanted_(wanted),
+        batch_(found) {
+    request_.taker = space().streams.get(wanted.id, wanted.stream, wanted.part);
+    request_.part = wanted.part;
+    request_.where = wanted.where;
+    request_.bytes = wanted.in_run ? run_bytes(wanted.size_class) : wanted.block;
+    request_.alignment = wanted.in_run ? frame_bytes : wanted.alignment;
+    request_.asked = wanted.asked;
+    request_.asked_alignment = wanted.alignment;
+  }
+
+  /// Climbs until a block is found.
+  /// @param idle  what threads cache
+  /// @throws out_of_memory  every rung failed, or the request is above a limit; nothing has changed
+  void climb(idle_blocks const& idle) {
+    kept_domain const kept(space().streams[request_.taker]);
+    if (take()) return;
+    refuse_above_limit();
+    if (page_source<source_type>) renew_left();
+    set_budget();
+    if (request_.part != common)
+      collect_for_part(growing_, space(), order(), hot_, request_.part, !taker_is_capturing());
+    if (grow_roomy(request_.part == common ? idle.threads : 1)) return;
+    if (request_.part == common && return_caches(idle) && take()) return;
+    // While a stream is captured its frees cannot be marked, and others' must not wait for it.
+    domain_ref const taker = request_.taker;
+    if (others_have_free(space(), taker) && !taker_is_capturing()) {
+      collect_finished(growing_, space(), order(), hot_, request_.part, taker);
+      if (take()) return;
+      if (steal(growing_, space(), order(), hot_, taker) && take()) return;
+    }
+    // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
+    if (!is_neutral(taker) && space().join_neutral(taker) && take()) return;
+    refusal last(*this);
+    for (int attempt = 0; attempt < 3 && !last.by_source; ++attempt) {
+      give_back_spare();
+      set_budget();
+      if (grow(last)) return;
+    }
+    heap_.left(growing_).forget(growing_);
+    request_.segment = 0;
+    ++heap_.counters(growing_).alloc_retries;
+    if (take_what_is_waited_for() || put_together(last)) return;
+    bool const has_given = growth().shrink(growing_, space(), hot_, 0) != 0;
+    if (has_given || !is_final(last)) {
+      request_.may_exceed = true;
+      request_.extend = true;
+      if (grow(last)) return;
+    }
+    query_device(last);
+    throw out_of_memory(report(last.why));
+  }
+
+ private:
+  /// Why the last growth was refused.
+  struct refusal {
+    explicit refusal(ladder& at) noexcept : creates(at.counters().creates), waits(at.order().host_waits()) {}
+    /// Whether the source was asked and gave nothing, not even for a moment.
+    [[nodiscard]] bool took_nothing(ladder& at) const noexcept {
+      return by_source && creates == at.counters().creates;
+    }
+
+    memory_report why;
+    bool by_source = false;  ///< otherwise nothing could be created
+    std::uint64_t creates;   ///< of the pool, before all growth
+    std::uint64_t waits;     ///< of the host, likewise
+  };
+  [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
+  [[nodiscard]] bool is_neutral(domain_ref d) noexcept { return space().streams[d].is_neutral(); }
+  /// Bytes reserved for the request's part.
+  [[nodiscard]] std::size_t reserved() noexcept {
+    return space().reserved_of(request_.part, counters().reserved);
+  }
+  [[nodiscard]] auto& growth() noexcept { return heap_.growth(growing_); }
+  [[nodiscard]] growth_counters const& counters() noexcept { return heap_.counters(growing_); }
+  [[nodiscard]] auto& order() noexcept { return heap_.order(growing_); }
+
+  bool take() {
+    space().make_room();
+    if (wanted_.view != 0) return extend();
+    return heap_.take(hot_.held(), request_.taker, wanted_, batch_);
+  }
+  /// Takes whole handles for the end of a growing view. From then on the request is for what they lack.
+  bool extend() {
+    if (heap_.is_asleep()) return false;
+    std::size_t lack = 0;
+    request_.bytes = wanted_.block;
+    void* const p = growth().template visit_pages<void*>([&](auto& pages) {
+      return pages.growing().extend(space(), hot_, order(), request_, wanted_.view, wanted_.offset, lack);
+    });
+    request_.bytes = lack != 0 ? lack : wanted_.block;
+    batch_.blocks[0] = p;
+    batch_.count = p != nullptr ? 1 : 0;
+    return p != nullptr;
+  }
+
+  /// Returns true if a growth assembled a block, or created memory that now serves the request. Returns false
+  /// and sets `last` if the source refuses.
+  bool grow(refusal& last) {
+    void* block = nullptr;
+    if (wanted_.view != 0) request_.extend = false;  // what it lacks is whole handles
+    try {
+      bool const grew = growth().visit(
+          [&](auto& memory) { return memory.grow(growing_, space(), hot_, order(), request_, block); });
+      if (!grew) return false;
+    } catch (out_of_memory const& error) {
+      last.why = error.report();
+      last.by_source = true;
+      return false;
+    }
+    if (block == nullptr) return take();
+    batch_.blocks[0] = block;
+    batch_.count = 1;
+    return true;
+  }
+
+  /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are
+  /// too small for the request, if too much would be reserved beside the new one. Never waits: those that
+  /// work still uses stay. Does nothing for a part of a graph memory, since it would give back those of other
+  /// parts, nor during a capture, which the driver's calls could invalidate.
+  void give_back_spare() {
+    if (request_.part != common || capture_gate::has_captures()) return;
+    std::size_t const keep =
+        growth().visit([&](auto const& memory) { return memory.keep_before(space(), request_); });
+    if (reserved() <= keep) return;
+    if (domain_ref const taker = request_.taker; !is_neutral(taker)) {
+      if (taker_is_capturing()) return;
+      // Where the device is always behind, a new mark for each growth would never be found complete.
+      if (!order().is_running(space(), hot_, taker)) (void)order().settle(space(), hot_, taker);
+    }
+    (void)growth().shrink(growing_, space(), hot_, keep + (counters().reserved - reserved()));
+  }
+
+  /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
+  bool grow_roomy(std::size_t threads) {
+    if (!heap_.uses_pages()) return false;
+    std::size_t const reserved = this->reserved();
+    std::size_t const limit = min_of(roomy_limit * threads, heap_.left(growing_).device_total() / roomy_part);
+    if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
+    growth_request const usual = request_;
+    request_.may_create = limit - reserved;
+    request_.may_exceed = false;
+    // Many threads that start together wait for each other here: create a few handles, not hundreds.
+    if (request_.where == zone::smaller)
+      request_.least_growth = max_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
+    refusal unused(*this);
+    bool const served = grow(unused);
+    request_ = usual;
+    return served;
+  }
+
+  /// Rung 1. Returns false if the threads cache nothing, or too little to stop them.
+  bool return_caches(idle_blocks const& idle) {
+    if (idle.bytes == 0) return false;
+    if (idle.threads != 1 && idle.bytes * idle_part <= counters().reserved) return false;
+    unlocked const released(hot_);
+    front_.flush_all();
+    return true;
+  }
+
+  /// Rung 5: everything that is free after the host has waited.
+  bool take_what_is_waited_for() {
+    {
+      unlocked const released(hot_);
+      // Also after rung 1: the lock was released since, and threads have cached blocks again.
+      front_.flush_all();
+      end_quarantine(heap_);
+      deferred_.release(growing_, true);
+    }
+    if (request_.part != common || !taker_is_capturing())
+      finish_all(growing_, space(), order(), hot_, request_.taker);
+    // Searches every free range, which is O(ranges of the request's size).
+    space().search_limit = ~std::size_t{0};
+    bool const found = take();
+    space().search_limit = range_index::search_limit;
+    return found;
+  }
+  /// Rung 5: a view of free handles, without creating any.
+  bool put_together(refusal& last) {
+    request_.may_create = 0;
+    request_.may_exceed = false;
+    if (!request_.may_remap) return false;  // it would call the driver: only after handles were given back
+    for (bool const extend : {true, false}) {
+      request_.extend = extend;
+      if (grow(last)) return true;
+    }
+    return false;
+  }
+
+  /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or
+  /// waited for on its behalf. Asked again before each rung that needs it, since a user's thread may begin a
+  /// capture in between.
+  [[nodiscard]] bool taker_is_capturing() {
+    if (is_neutral(request_.taker)) return false;
+    if (is_captured_id(space().streams[request_.taker].id)) return true;
+    stream_ref const stream = space().streams[request_.taker].stream;
+    unlocked const released(hot_);
+    return may_be_capturing(heap_.driver(), stream);
+  }
+
+  /// Finds out how much can still be created, if what is known is old, or may be too low for the request.
+  void renew_left() {
+    std::size_t const reserved = counters().reserved;
+    bool const may_suffice = left() >= request_.bytes || reserved >= request_.bytes - left();
+    if (may_suffice && !heap_.left(growing_).is_old(reserved)) return;
+    memory_bound found;
+    {
+      unlocked const released(hot_);
+      found = memory_left(layer_of(heap_.upstream()));
+    }
+    heap_.left(growing_).renew(growing_, found, counters().reserved);
+  }
+  /// What can still be created, as known now.
+  [[nodiscard]] std::size_t left() noexcept { return heap_.left(growing_).bytes(counters().reserved); }
+
+  /// Whether the upstream only bounds what its source has: what it refuses, a second call does not get.
+  static constexpr bool is_bounded_source = only_bounds<layer_below<Heap>>();
+
+  /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The
+  /// other steps would only search and wait. What the device reports as free is no such bound: where it
+  /// shares the host's memory, it can provide more. Makes no driver call.
+  /// @throws out_of_memory, nothing has changed
+  void refuse_above_limit() {
+    if constexpr (page_source<source_type> && is_bounded_source) {
+      memory_bound const bound = limits_left(layer_of(heap_.upstream()));
+      if (bound.bytes >= request_.bytes || counters().reserved >= request_.bytes - bound.bytes) return;
+      memory_report refused;
+      refused.refused_by = bound.by;
+      refused.limit = bound.limit;
+      refused.limit_used = bound.limit_used;
+      throw out_of_memory(report(refused));
+    }
+  }
+  /// Whether another growth would be refused again, after free memory was put together and none was given
+  /// back: the source did not have even one handle of the smallest size, and the host has not waited since.
+  [[nodiscard]] bool is_final(refusal const& last) noexcept {
+    return is_bounded_source && heap_.uses_pages() && last.took_nothing(*this) &&
+           last.why.asked <= usual_granule && last.waits == order().host_waits();
+  }
+
+  /// Sets how much may be created before free handles are remapped: slightly more than the peak of live
+  /// memory so far.
+  void set_budget() noexcept {
+    pooled const& options = heap_.options();
+    std::size_t const live =
+        max_of(space().peak_of(request_.part), space().live_of(request_.part) + request_.bytes);
+    std::size_t const reserved = this->reserved();
+    if (options.largest_handle != 0) {
+      request_.largest_handle = max_of(align_down(options.largest_handle, usual_granule), usual_granule);
+    } else if (may_remap(options) && needs_finest_handles(live, reserved, request_.bytes)) {
+      request_.largest_handle = usual_granule;
+    } else {
+      request_.largest_handle = min_of(handle_limit(live), handle_limit_near_full(left()));
+    }
+    request_.least_growth = request_.where == zone::larger
+                                ? min_of(shared_handle(live, request_.bytes), request_.largest_handle)
+                                : usual_granule;
+    request_.may_remap = may_remap(options) && wanted_.view == 0;  // it needs whole handles
+    request_.uses_up_ends = uses_up_ends(live, left());
+    request_.device_bytes = heap_.left(growing_).device_total();
+    if (!heap_.uses_pages()) request_.segment = segment_to_share();
+    if (wanted_.view != 0) {
+      request_.may_create = left();
+      return;
+    }
+    if (!request_.may_remap) {
+      if (options.handles == handles_per_block::one) {
+        request_.largest_handle = max_request_bytes;
+      } else {
+        // The remainder of a growth absorbs small differences between passes over the same work.
+        request_.least_growth = max_of(request_.least_growth, align_up(live / 128, usual_granule));
+      }
+      request_.may_create = max_request_bytes;
+      return;
+    }
+    std::size_t const remaps = counters().remaps / (1 + space().window.volume() / 1_GiB);
+    std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
+    request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
+  }
+
+  /// The bytes of a new segment that other blocks share; 0 if only the request uses it. Not where another
+  /// layer could find memory for the request alone, and not of host memory, which takes long to pin.
+  [[nodiscard]] std::size_t segment_to_share() noexcept {
+    if constexpr (is_bounded_source && !is_host_memory<source_type>) {
+      if (request_.where == zone::larger)
+        return segment_for(space(), request_.part, reserved(), request_.bytes);
+    }
+    return 0;
+  }
+
+  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for
+  /// memory of the device. A refusal that took nothing has reported it.
+  void query_device(refusal& last) {
+    memory_report& refused = last.why;
+    if (!last.by_source) refused.refused_by = "the pool";
+    if (refused.limit != memory_report::unknown || is_host_memory<source_type>) return;
+    if (last.took_nothing(*this) && refused.device_total != memory_report::unknown) return;
+    unlocked const released(hot_);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (!heap_.driver().memory_info(free, total).ok()) return;
+    refused.device_free = free;
+    refused.device_total = total;
+    if (!last.by_source && request_.asked > total) refused.refused_by = name_of_memory(heap_.driver());
+  }
+  [[nodiscard]] memory_report report(memory_report const& refused) {
+    memory_report r = refused;
+    std::size_t const reserved = counters().reserved;
+    r.asked = request_.asked;
+    r.alignment = request_.asked_alignment;
+    r.device = heap_.driver().device().value;
+    r.stream = space().streams[request_.taker].id;
+    r.live = space().all_live();
+    r.reserved = reserved;
+    std::size_t const held = r.live + (request_.part == common ? space().free_for_captures() : 0);
+    r.cached = reserved > held ? reserved - held : 0;
+    r.largest_free_range = space().largest_free();
+    if (r.limit_used != memory_report::unknown) {  // as it is now, without what the attempt had taken
+      r.limit_used = used_of_limit(layer_of(heap_.upstream()), r.limit);
+    }
+    return r;
+  }
+
+  growth_lock const& growing_;
+  Heap& heap_;
+  Front& front_;
+  Deferred& deferred_;
+  may_release hot_;
+  block_request const& wanted_;
+  block_batch& batch_;
+  growth_request request_;
+};
+
+}  // namespace TARN_NAMESPACE::detail
+// ---- tarn/pool/slow_path.hpp
+// What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap,
+// then climbs the ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on
+// captured streams go to graph/.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace TARN_NAMESPACE::detail {
+
+template <class Pool>
+class slow_path {
+ public:
+  using front_type = typename Pool::front_type;
+  using cache_position = typename front_type::cache_position;
+
+  explicit slow_path(Pool& pool) noexcept
+      : pool_(pool),
+        heap_(pool.heap_),
+        deferred_(pool.deferred_),
+        front_(pool.front_),
+        graphs_(pool.graphs_) {}
+  slow_path& operator=(slow_path&&) = delete;
+
+  TARN_NOINLINE void* allocate(stream_id id, stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    heap_.require_ready(id, bytes, alignment);
+    if (id != neutral_id) heap_.require_access(stream_ref::from(stream.handle(), id));
+    if (graphs_.is_watching() && id != neutral_id) [[unlikely]] {
+      captured_stream const at = graphs_.captures().of_allocation(id, stream);
+      if (at.is_captured()) return allocate_captured(at, bytes, alignment);
+      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes) {
+        if (void* const p = front_.take(id, lazy_block_size{bytes}, entry::always); p != nullptr) return p;
+      }
+    }
+    return allocate_in(common, id, stream, bytes, alignment);
+  }
+  /// Serves a request of a capture.
+  void* allocate_captured(captured_stream const& at, std::size_t bytes, std::size_t alignment) {
+    void* p = nullptr;
+    if (alignment <= default_alignment)
+      p = front_.take(at.captured_as, lazy_block_size{bytes}, entry::always);
+    if (p == nullptr) {
+      try {
+        p = allocate_in(at.owner->captured, at.captured_as, stream_ref::from(nullptr, at.captured_as), bytes,
+                        alignment);
+      } catch (out_of_memory& refused) {
+        memory_report report = refused.report();
+        report.stream = at.stream;
+        refused.set_report(report);
+        throw;
+      }
+    }
+    graphs_.count_allocated(*at.owner, bytes, alignment);
+    return p;
+  }
+  /// Serves a request from a part of the heap, by the calling thread's cache and the ladder.
+  void* allocate_in(part_ref part, stream_id id, stream_ref stream, std::size_t bytes,
+                    std::size_t alignment) {
+    misuse_report const last = heap_.misuse_at_end();
+    if (heap_.is_crowded()) [[unlikely]] {
+      bool const may_mark =
+          id == neutral_id || !(is_captured_id(id) || may_be_capturing(heap_.driver(), stream));
+      heap_.sweep_streams(may_mark ? sweep_of::all_streams : sweep_of::default_streams);
+    }
+    room_for_region room(heap_.tool(), part == common);
+    std::size_t const guard = part == common && heap_.tool().active() ? guard_bytes : 0;
+    block_request request(id, stream, bytes, bytes + guard, alignment);
+    request.part = part;
+    // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its
+    // capture's part.
+    bool const has_cache = part == common || is_captured_id(id);
+    cache_position position = has_cache ? front_.find_or_make(id, stream) : cache_position{};
+    block_batch batch;
+    if (position.of_stream != nullptr && request.in_run) {
+      batch.wanted = magazine_batch(request.size_class);
+      if (is_captured_id(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
+    }
+    if (!take_from_heap(position, request, batch) && !take_what_captures_cache(position, request, batch)) {
+      climb(position, request, batch);
+      if (has_cache) front_.find_again(position, id, stream);
+    }
+    front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
+    if (batch.count > 1) heap_.put(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
+    room.use(batch.blocks[0], bytes);
+    if (batch.ends_step) [[unlikely]]
+      give_back_unused(id);
+    return batch.blocks[0];
+  }
+
+  TARN_NOINLINE void deallocate(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                std::size_t alignment) noexcept {
+    if (heap_.is_lost()) [[unlikely]]
+      return;
+    misuse_report const last = heap_.misuse_at_end();
+    heap_.learn_if_named(id, stream);
+    if (graphs_.is_watching()) [[unlikely]] {
+      if_unknown const then = pool_.asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
+      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;
+      if (alignment <= default_alignment && !heap_.is_asleep() &&
+          front_.put(id, p, lazy_block_size{bytes}, entry::always))
+        return;
+    }
+    // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
+    if (heap_.is_crowded()) [[unlikely]]
+      heap_.sweep_streams(sweep_of::default_streams);
+    if (heap_.tool().active()) [[unlikely]]
+      return deallocate_under_tool(heap_, id, stream, p, bytes, alignment, reuse::later);
+    put(id, stream, p, bytes, alignment, !heap_.is_asleep());
+  }
+
+  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it
+  /// now.
+  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return;
+    if (graphs_.may_hold(p) && take_back_of_graphs(stream_ref::unknown_id, stream, p, bytes, alignment))
+      return;
+    if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
+    pool_.deallocate_sync(p, bytes, alignment);
+  }
+
+  /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
+  TARN_NOINLINE bool take_back_recorded(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return true;
+    heap_.learn_if_named(id, stream);
+    if (graphs_.may_hold(p) && take_back_of_graphs(id, stream, p, bytes, alignment)) return true;
+    if (!deferred_.may_hold(p)) return false;
+    if (graphs_.watches_frees() && graphs_.defer_if_captured(id, stream, p, bytes, alignment)) return true;
+    return deferred_.defer(id, stream, p, bytes, alignment);
+  }
+  /// Returns a block that was deferred for graphs, which are complete.
+  void free_deferred(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (heap_.part_of(p) == common && (bytes < usual_granule || heap_.tool().active()))
+      return pool_.deallocate_sync(p, bytes, alignment);
+    return_to_part(neutral_id, {}, p, bytes, alignment);  // no cache keeps a block that grew in place
+  }
+
+  // ---- for in_place, too
+
+  /// Takes back a block of an owner's part, or one that graphs use. Returns false if it is to be freed as any
+  /// other.
+  bool take_back_of_graphs(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                           std::size_t alignment) noexcept {
+    using fate = typename Pool::graphs_type::fate;
+    misuse_report const last = heap_.misuse_at_end();
+    stream_id as = 0;
+    switch (graphs_.take_back(id, stream, p, bytes, alignment, as)) {
+      case fate::ordinary:
+        return false;
+      case fate::deferred:
+        break;
+      case fate::reused:
+        free_captured(as, p, bytes, alignment);
+        break;
+      case fate::returned:
+        return_to_part(id, stream, p, bytes, alignment);
+        break;
+    }
+    return true;
+  }
+  /// Returns a block to its part in the order of a stream that is of no capture.
+  void return_to_part(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                      std::size_t alignment) noexcept {
+    if (id == stream_ref::unknown_id) {
+      if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
+      id = neutral_id;
+    } else if (deferred_.may_hold(p) && deferred_.defer(id, stream, p, bytes, alignment)) {
+      return;
+    }
+    put(id, stream, p, bytes, alignment, false);
+  }
+  /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there
+  /// give back what they cache.
+  TARN_NOINLINE void climb(cache_position const& position, block_request const& request, block_batch& batch) {
+    if (heap_.holds_growth_lock()) [[unlikely]]  // a growth cannot start another one
+      heap_.refuse(request.id, request.asked, request.alignment,
+                   "the pool, because a handler of its own growth called it");
+    auto const climb_alone = [&] {
+      growth_lock const growing = heap_.lock_growth();
+      if (heap_.is_asleep()) [[unlikely]]
+        heap_.refuse_asleep(request.asked);
+      if (!is_captured_id(request.id)) {
+        deferred_.release(growing, false);
+        if (graphs_.has_ended()) (void)graphs_.reap(growing, pool_, false);
+      }
+      for (;;) {
+        try {
+          idle_blocks const idle = front_.idle();
+          hot_lock held = heap_.lock_hot();
+          ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb(idle);
+          return heap_.count_if_uncached(held, request, position.cache == nullptr);
+        } catch (out_of_memory const&) {
+          if (!graphs_.has_ended() || !graphs_.reap(growing, pool_, true)) throw;
+        }
+      }
+    };
+    try {
+      pool_.others_.with_help(climb_alone, [&](memory_report const& r) { return lacking(r, request); });
+    } catch (out_of_memory const&) {
+      growth_lock const growing = heap_.lock_growth();
+      ++heap_.counters(growing).ooms;
+      throw;
+    }
+  }
+
+ private:
+  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
+  static constexpr std::uint32_t batch_of_capture = 4;
+
+  /// Frees a block under the identity that its stream has in a capture.
+  void free_captured(stream_id as, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    stream_ref const stream = stream_ref::from(nullptr, as);
+    if (deferred_.may_hold(p) && deferred_.defer(as, stream, p, bytes, alignment)) return;
+    if (alignment <= default_alignment && !heap_.is_asleep() &&
+        front_.put(as, p, lazy_block_size{bytes}, entry::always))
+      return;
+    put(as, stream, p, bytes, alignment, !heap_.is_asleep());
+  }
+  /// Keeps a block in the calling thread's cache, if it may, and returns what has no room there to the heap.
+  void put(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
+           bool caches) noexcept {
+    block_request const request(id, stream, bytes, bytes, alignment);
+    cache_position const position = caches ? front_.find_or_make(id, stream) : cache_position{};
+    if (position.of_stream == nullptr) {
+      heap_.count_given(request.block);
+    } else {
+      block_batch displaced;
+      std::size_t displaced_bytes = 0;
+      kept const result = front_.put_and_displace(position, request, p, displaced, displaced_bytes);
+      if (result == kept::twice) [[unlikely]]
+        return heap_.note_double_free(request, p);
+      if (displaced.count != 0) heap_.put(request, displaced.blocks, displaced.count, displaced_bytes);
+      if (result == kept::yes) return;
+    }
+    heap_.put(request, &p, 1, request.block);
+  }
+
+  bool take_from_heap(cache_position const& position, block_request const& request, block_batch& batch) {
+    // Return the cached large block first: it may coalesce with its neighbours.
+    std::size_t cached_bytes = 0;
+    void* const cached = position.of_stream != nullptr && request.where != zone::smaller
+                             ? front_.take_large(position, cached_bytes)
+                             : nullptr;
+    hot_lock held = heap_.lock_hot();
+    if (cached != nullptr)
+      heap_.put_range(may_release(held), request.id, request.stream, cached, cached_bytes);
+    heap_.space(held).make_room();
+    domain_ref const taker = heap_.space(held).streams.get(request.id, request.stream, request.part);
+    if (!heap_.take(held, taker, request, batch)) return false;
+    heap_.count_if_uncached(held, request, position.cache == nullptr);
+    return true;
+  }
+
+  /// Returns the large blocks that the thread caches for a captured stream to the heap, where they coalesce,
+  /// and tries again.
+  bool take_what_captures_cache(cache_position const& position, block_request const& request,
+                                block_batch& batch) {
+    if (!is_captured_id(request.id) || position.of_stream == nullptr) return false;
+    bool any = false;
+    for (auto block = front_.take_of_capture(position); block.p != nullptr;
+         block = front_.take_of_capture(position)) {
+      heap_.put_range(request.id, request.stream, block.p, block.bytes);
+      any = true;
+    }
+    return any && take_from_heap(position, request, batch);
+  }
+
+  /// What the device lacks for a request, bytes; the whole request if it has that much, but cannot use it.
+  [[nodiscard]] std::size_t lacking(memory_report const& refused,
+                                    block_request const& request) const noexcept {
+    std::size_t wanted = align_up(request.block, usual_granule);
+    if (refused.headroom != memory_report::unknown)
+      wanted += refused.headroom + allocation_overhead(heap_.driver());
+    std::size_t const free = refused.device_free != memory_report::unknown ? refused.device_free : 0;
+    return wanted > free ? wanted - free : wanted;
+  }
+
+  /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made
+  /// from within a climb.
+  TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
+    if (heap_.holds_growth_lock() || !heap_.try_lock_growth()) return;
+    growth_lock const growing = heap_.adopt_growth_lock();
+    try {
+      heap_.give_back_unused(growing, id);
+    } catch (...) {  // no host memory for the lists: a later step gives back
+    }
+  }
+
+  Pool& pool_;
+  typename Pool::heap_type& heap_;
+  typename Pool::deferred_type& deferred_;
+  front_type& front_;
+  typename Pool::graphs_type& graphs_;
+};
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE::detail {
+
+template <class Pool>
+class in_place {
+ public:
+  in_place(Pool& pool, slow_path<Pool>& slow) noexcept
+      : heap_(pool.heap_),
+        deferred_(pool.deferred_),
+        front_(pool.front_),
+        graphs_(pool.graphs_),
+        slow_(slow) {}
+  in_place& operator=(in_place&&) = delete;
+
+  /// See pool::extend().
+  [[nodiscard]] bool extend(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment) {
+    if (heap_.is_asleep() || heap_.tool().active() || is_captured_id(id)) return false;
+    if (bytes > max_request_bytes || more > max_request_bytes - bytes) return false;
+    heap_.require_access(stream_ref::from(stream.handle(), id));
+    if (graphs_.is_watching() && graphs_.captures().of_allocation(id, stream).is_captured()) return false;
+    std::size_t const now = rounded_bytes(bytes, alignment);
+    std::size_t const wanted = rounded_bytes(bytes + more, alignment);
+    if (wanted == now) return true;
+    if (zone_of(wanted) != zone_of(now)) return false;
+    if (zone_of(now) == zone::larger) put_cached_large(id, stream);
+    hot_lock held = heap_.lock_hot();
+    arena& space = heap_.space(held);
+    space.make_room();
+    if (heap_.is_asleep() || !space.extend(space.streams.find(id, common), p, now, wanted - now))
+      return false;
+    heap_.count_uncached(held, static_cast<std::int64_t>(wanted - now), 0);
+    space.count_splits();
+    return true;
+  }
+
+  /// See pool::allocate_at().
+  void* allocate_at(stream_id id, stream_ref stream, void* at, std::size_t bytes) {
+    heap_.require_ready(id, bytes, default_alignment);
+    heap_.require_access(stream_ref::from(stream.handle(), id));
+    if (is_captured_id(id) || may_be_capturing(heap_.driver(), stream))
+      throw cuda_error(refused_for_capture("growing_buffer"), heap_.driver().device().value);
+    misuse_report const last = heap_.misuse_at_end();
+    if (heap_.holds_growth_lock())
+      heap_.refuse(id, bytes, default_alignment, "the pool, because a handler of its own growth called it");
+    block_request request(id, stream, bytes, bytes, default_alignment);
+    {
+      growth_lock const growing = heap_.lock_growth();
+      if (heap_.is_lost()) heap_.refuse_forked();
+      if (!find_growing(growing, request, at)) refuse_pointer(at, "growing_buffer");
+      // A block that is deferred at these addresses is in the way: the host waits for the streams that use
+      // it.
+      if (has_blocks_from(growing, request)) deferred_.release(growing, true);
+    }
+    block_batch batch;
+    slow_.climb({}, request, batch);
+    return batch.blocks[0];
+  }
+  /// See pool::suggest_growth().
+  std::size_t suggest_growth(stream_id id, stream_ref stream, void const* at, std::size_t bytes) {
+    if (heap_.is_lost() || heap_.is_asleep() || heap_.holds_growth_lock()) return bytes;
+    put_cached_large(id, stream);
+    bool const is_captured = may_be_capturing(heap_.driver(), stream);
+    growth_lock const growing = heap_.lock_growth();
+    block_request request(id, stream, bytes, bytes, default_alignment);
+    if (heap_.is_lost() || heap_.is_asleep() || !find_growing(growing, request, at)) return bytes;
+    hot_lock held = heap_.lock_hot();
+    arena& space = heap_.space(held);
+    growth_request wanted;
+    wanted.taker = space.streams.get(id, stream, common);
+    wanted.where = zone::larger;
+    wanted.bytes = bytes;
+    kept_domain const kept(space.streams[wanted.taker]);
+    auto const suggested = [&] {
+      return heap_.growth(growing).template visit_pages<std::size_t>(
+          [&](auto& pages) { return pages.growing().suggest(space, wanted, request.view, request.offset); });
+    };
+    std::size_t found = suggested();
+    if (found == 0 && !is_captured && others_have_free(space, wanted.taker)) {
+      collect_finished(growing, space, heap_.order(growing), may_release(held), common, wanted.taker);
+      if (suggested() == 0)
+        (void)steal(growing, space, heap_.order(growing), may_release(held), wanted.taker);
+      found = suggested();
+    }
+    return found != 0 ? found : bytes;
+  }
+  /// Returns such a block to the heap. No cache keeps it: its address serves nothing else.
+  void deallocate_at(stream_id id, stream_ref stream, void* p, std::size_t bytes) noexcept {
+    misuse_report const last = heap_.misuse_at_end();
+    if (id == stream_ref::unknown_id && graphs_.may_hold(p) &&
+        slow_.take_back_of_graphs(id, stream, p, bytes, default_alignment))
+      return;
+    slow_.return_to_part(id, stream, p, bytes, default_alignment);
+  }
+
+ private:
+  using front_type = typename Pool::front_type;
+  using cache_position = typename front_type::cache_position;
+
+  /// Returns the large block that the thread caches for the stream to the heap: it is the memory that the
+  /// stream freed last.
+  void put_cached_large(stream_id id, stream_ref stream) {
+    std::size_t bytes = 0;
+    cache_position const position = front_.find_or_make(id, stream);
+    void* const cached = position.of_stream != nullptr ? front_.take_large(position, bytes) : nullptr;
+    if (cached != nullptr) heap_.put_range(id, stream, cached, bytes);
+  }
+  bool has_blocks_from(growth_lock const& growing, block_request const& request) {
+    hot_lock const held = heap_.lock_hot();
+    return heap_.growth(growing).template visit_pages<bool>([&](auto& pages) {
+      return pages.growing().has_blocks_from(heap_.space(held), request.view, request.offset);
+    });
+  }
+  /// Sets the growing view that an address lies in, and the place in it. Returns false if there is none.
+  bool find_growing(growth_lock const& growing, block_request& request, void const* at) {
+    hot_lock const held = heap_.lock_hot();
+    return heap_.growth(growing).template visit_pages<bool>([&](auto& pages) {
+      auto const address = reinterpret_cast<std::uintptr_t>(at);
+      request.view = pages.growing().find(heap_.space(held), address);
+      if (request.view != 0) request.offset = address - pages.growing().address_of(request.view);
+      return request.view != 0;
+    });
+  }
+
+  typename Pool::heap_type& heap_;
+  typename Pool::deferred_type& deferred_;
+  front_type& front_;
+  typename Pool::graphs_type& graphs_;
+  slow_path<Pool>& slow_;
+};
+
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/order/deferred_blocks.hpp
 // Deferred blocks: freed, but waiting for streams named by record_stream(), or for a stream that the driver
 // does not know. They count as live until the device has completed those uses (order/recorded_streams.hpp);
@@ -19313,60 +20277,6 @@ class recorded_streams {
   std::atomic<std::size_t> recorded_count_{0};
   std::atomic<std::size_t> deferred_count_{0};
 };
-
-}  // namespace TARN_NAMESPACE::detail
-// ---- tarn/pool/tool/quarantine.hpp
-// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined
-// for a while (tool_regions.hpp). Not called without a tool.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Whether a freed block goes into quarantine.
-enum class reuse : std::uint8_t { later, at_once };
-
-template <class Heap>
-TARN_NOINLINE void deallocate_under_tool([[maybe_unused]] Heap& heap, [[maybe_unused]] stream_id id,
-                                         [[maybe_unused]] stream_ref stream, [[maybe_unused]] void* p,
-                                         [[maybe_unused]] std::size_t bytes,
-                                         [[maybe_unused]] std::size_t alignment,
-                                         [[maybe_unused]] reuse when) noexcept {
-  if constexpr (Heap::has_tool) {
-    auto& tool = heap.tool();
-    freed_block const b{p, bytes + guard_bytes, alignment, stream_ref::from(stream.handle(), id)};
-    std::size_t const block = rounded_bytes(bytes, alignment);  // as it was counted
-    std::size_t const asked = tool.take_back(p, bytes);
-    {
-      hot_lock const held = heap.lock_hot();
-      heap.count_uncached(held, -static_cast<std::int64_t>(block), -1);
-      if (asked != bytes)
-        return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
-                                block);
-    }
-    // A deferred block was waited for, and its stream may be destroyed.
-    if (id == neutral_id || when == reuse::at_once) {
-      tool.region_ends(p);
-    } else {
-      tool.region_ends(p, bytes, stream);
-    }
-    if (when == reuse::at_once || !tool.fits(b)) return heap.put(b);
-    freed_block oldest;
-    while (!tool.keep(b)) {
-      if (tool.take_kept(oldest)) heap.put(oldest);
-    }
-  }
-}
-
-/// Ends the quarantine of all blocks.
-template <class Heap>
-void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
-  if constexpr (Heap::has_tool) {
-    freed_block b;
-    while (heap.tool().take_kept(b)) heap.put(b);
-  }
-}
 
 }  // namespace TARN_NAMESPACE::detail
 
@@ -19880,767 +20790,6 @@ class pool_sleep {
 };
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/pool/slow_path.hpp
-// What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap,
-// then climbs the ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on
-// captured streams go to graph/.
-
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/ladder.hpp
-// The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a range.
-//   -             a request above a limit below the pool is refused at once
-//   0 small pool  grows at once: below roomy_limit speed matters more than memory
-//   1 caches      all threads' caches are flushed into the heap, if they hold enough
-//   2 finished    frees of other streams that the device has completed become neutral
-//   3 stealing    the taker's stream waits, on the device, for another stream's frees, and takes them over;
-//                 neutral ranges join its own, so that neighbours coalesce
-//   4 growth      creates handles while reserved memory may grow, makes a view or reuses one; free segments,
-//                 which are never joined nor moved, go back first if too much would be reserved
-//   5 exhaustion  the source refused: the host waits for all streams and recorded uses, free handles are
-//                 remapped, and free memory is given back
-//   6 refusal     if the device refused, other pools give back what they cache (slow_path.hpp)
-//
-// A rung releases memory and takes again; with nothing to release it does not search a second time.
-// One thread climbs at a time. The hot lock is released around driver calls, which voids what was looked up.
-
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-#include <utility>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or
-/// other streams' memory. The full magazines of one thread and one stream hold 104 MiB (magazine.hpp).
-/// Limited to one part in roomy_part of the device's memory: 2 GiB on a device of 128 GiB.
-inline constexpr std::size_t roomy_limit = 128_MiB;
-inline constexpr std::size_t roomy_part = 64;
-/// Growth for small blocks is this fraction of the reserved bytes.
-inline constexpr std::size_t roomy_step = 8;
-
-/// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it
-/// back: to stop them takes microseconds, and growth tens.
-inline constexpr std::size_t idle_part = 1024;
-
-/// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
-template <class Heap, class Front, class Deferred>
-class ladder {
- public:
-  using source_type = typename Heap::upstream_type;
-
-  /// @param found  receives the block, and others of its class
-  ladder(growth_lock const& growing, Heap& heap, Front& front, Deferred& deferred, may_release hot,
-         block_request const& wanted, block_batch& found)
-      : growing_(growing),
-        heap_(heap),
-        front_(front),
-        deferred_(deferred),
-        hot_(hot),
-        wanted_(wanted),
-        batch_(found) {
-    request_.taker = space().streams.get(wanted.id, wanted.stream, wanted.part);
-    request_.part = wanted.part;
-    request_.where = wanted.where;
-    request_.bytes = wanted.in_run ? run_bytes(wanted.size_class) : wanted.block;
-    request_.alignment = wanted.in_run ? frame_bytes : wanted.alignment;
-    request_.asked = wanted.asked;
-    request_.asked_alignment = wanted.alignment;
-  }
-
-  /// Climbs until a block is found.
-  /// @param idle  what threads cache
-  /// @throws out_of_memory  every rung failed, or the request is above a limit; nothing has changed
-  void climb(idle_blocks const& idle) {
-    kept_domain const kept(space().streams[request_.taker]);
-    if (take()) return;
-    refuse_above_limit();
-    if (page_source<source_type>) renew_left();
-    set_budget();
-    if (request_.part != common)
-      collect_for_part(growing_, space(), order(), hot_, request_.part, !taker_is_capturing());
-    if (grow_roomy(request_.part == common ? idle.threads : 1)) return;
-    if (request_.part == common && return_caches(idle) && take()) return;
-    // While a stream is captured its frees cannot be marked, and others' must not wait for it.
-    domain_ref const taker = request_.taker;
-    if (others_have_free(space(), taker) && !taker_is_capturing()) {
-      collect_finished(growing_, space(), order(), hot_, request_.part, taker);
-      if (take()) return;
-      if (steal(growing_, space(), order(), hot_, taker) && take()) return;
-    }
-    // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
-    if (!is_neutral(taker) && space().join_neutral(taker) && take()) return;
-    refusal last(*this);
-    for (int attempt = 0; attempt < 3 && !last.by_source; ++attempt) {
-      give_back_spare();
-      set_budget();
-      if (grow(last)) return;
-    }
-    heap_.left(growing_).forget(growing_);
-    request_.segment = 0;
-    ++heap_.counters(growing_).alloc_retries;
-    if (take_what_is_waited_for() || put_together(last)) return;
-    bool const has_given = growth().shrink(growing_, space(), hot_, 0) != 0;
-    if (has_given || !is_final(last)) {
-      request_.may_exceed = true;
-      request_.extend = true;
-      if (grow(last)) return;
-    }
-    query_device(last);
-    throw out_of_memory(report(last.why));
-  }
-
- private:
-  /// Why the last growth was refused.
-  struct refusal {
-    explicit refusal(ladder& at) noexcept : creates(at.counters().creates), waits(at.order().host_waits()) {}
-    /// Whether the source was asked and gave nothing, not even for a moment.
-    [[nodiscard]] bool took_nothing(ladder& at) const noexcept {
-      return by_source && creates == at.counters().creates;
-    }
-
-    memory_report why;
-    bool by_source = false;  ///< otherwise nothing could be created
-    std::uint64_t creates;   ///< of the pool, before all growth
-    std::uint64_t waits;     ///< of the host, likewise
-  };
-  [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
-  [[nodiscard]] bool is_neutral(domain_ref d) noexcept { return space().streams[d].is_neutral(); }
-  /// Bytes reserved for the request's part.
-  [[nodiscard]] std::size_t reserved() noexcept {
-    return space().reserved_of(request_.part, counters().reserved);
-  }
-  [[nodiscard]] auto& growth() noexcept { return heap_.growth(growing_); }
-  [[nodiscard]] growth_counters const& counters() noexcept { return heap_.counters(growing_); }
-  [[nodiscard]] auto& order() noexcept { return heap_.order(growing_); }
-
-  bool take() {
-    space().make_room();
-    if (wanted_.view != 0) return extend();
-    return heap_.take(hot_.held(), request_.taker, wanted_, batch_);
-  }
-  /// Takes whole handles for the end of a growing view. From then on the request is for what they lack.
-  bool extend() {
-    if (heap_.is_asleep()) return false;
-    std::size_t lack = 0;
-    request_.bytes = wanted_.block;
-    void* const p = growth().template visit_pages<void*>([&](auto& pages) {
-      return pages.growing().extend(space(), hot_, order(), request_, wanted_.view, wanted_.offset, lack);
-    });
-    request_.bytes = lack != 0 ? lack : wanted_.block;
-    batch_.blocks[0] = p;
-    batch_.count = p != nullptr ? 1 : 0;
-    return p != nullptr;
-  }
-
-  /// Returns true if a growth assembled a block, or created memory that now serves the request. Returns false
-  /// and sets `last` if the source refuses.
-  bool grow(refusal& last) {
-    void* block = nullptr;
-    if (wanted_.view != 0) request_.extend = false;  // what it lacks is whole handles
-    try {
-      bool const grew = growth().visit(
-          [&](auto& memory) { return memory.grow(growing_, space(), hot_, order(), request_, block); });
-      if (!grew) return false;
-    } catch (out_of_memory const& error) {
-      last.why = error.report();
-      last.by_source = true;
-      return false;
-    }
-    if (block == nullptr) return take();
-    batch_.blocks[0] = block;
-    batch_.count = 1;
-    return true;
-  }
-
-  /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are
-  /// too small for the request, if too much would be reserved beside the new one. Never waits: those that
-  /// work still uses stay. Does nothing for a part of a graph memory, since it would give back those of other
-  /// parts, nor during a capture, which the driver's calls could invalidate.
-  void give_back_spare() {
-    if (request_.part != common || capture_gate::has_captures()) return;
-    std::size_t const keep =
-        growth().visit([&](auto const& memory) { return memory.keep_before(space(), request_); });
-    if (reserved() <= keep) return;
-    if (domain_ref const taker = request_.taker; !is_neutral(taker)) {
-      if (taker_is_capturing()) return;
-      // Where the device is always behind, a new mark for each growth would never be found complete.
-      if (!order().is_running(space(), hot_, taker)) (void)order().settle(space(), hot_, taker);
-    }
-    (void)growth().shrink(growing_, space(), hot_, keep + (counters().reserved - reserved()));
-  }
-
-  /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
-  bool grow_roomy(std::size_t threads) {
-    if (!heap_.uses_pages()) return false;
-    std::size_t const reserved = this->reserved();
-    std::size_t const limit = min_of(roomy_limit * threads, heap_.left(growing_).device_total() / roomy_part);
-    if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
-    growth_request const usual = request_;
-    request_.may_create = limit - reserved;
-    request_.may_exceed = false;
-    // Many threads that start together wait for each other here: create a few handles, not hundreds.
-    if (request_.where == zone::smaller)
-      request_.least_growth = max_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
-    refusal unused(*this);
-    bool const served = grow(unused);
-    request_ = usual;
-    return served;
-  }
-
-  /// Rung 1. Returns false if the threads cache nothing, or too little to stop them.
-  bool return_caches(idle_blocks const& idle) {
-    if (idle.bytes == 0) return false;
-    if (idle.threads != 1 && idle.bytes * idle_part <= counters().reserved) return false;
-    unlocked const released(hot_);
-    front_.flush_all();
-    return true;
-  }
-
-  /// Rung 5: everything that is free after the host has waited.
-  bool take_what_is_waited_for() {
-    {
-      unlocked const released(hot_);
-      // Also after rung 1: the lock was released since, and threads have cached blocks again.
-      front_.flush_all();
-      end_quarantine(heap_);
-      deferred_.release(growing_, true);
-    }
-    if (request_.part != common || !taker_is_capturing())
-      finish_all(growing_, space(), order(), hot_, request_.taker);
-    // Searches every free range, which is O(ranges of the request's size).
-    space().search_limit = ~std::size_t{0};
-    bool const found = take();
-    space().search_limit = range_index::search_limit;
-    return found;
-  }
-  /// Rung 5: a view of free handles, without creating any.
-  bool put_together(refusal& last) {
-    request_.may_create = 0;
-    request_.may_exceed = false;
-    if (!request_.may_remap) return false;  // it would call the driver: only after handles were given back
-    for (bool const extend : {true, false}) {
-      request_.extend = extend;
-      if (grow(last)) return true;
-    }
-    return false;
-  }
-
-  /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or
-  /// waited for on its behalf. Asked again before each rung that needs it, since a user's thread may begin a
-  /// capture in between.
-  [[nodiscard]] bool taker_is_capturing() {
-    if (is_neutral(request_.taker)) return false;
-    if (is_captured_id(space().streams[request_.taker].id)) return true;
-    stream_ref const stream = space().streams[request_.taker].stream;
-    unlocked const released(hot_);
-    return may_be_capturing(heap_.driver(), stream);
-  }
-
-  /// Finds out how much can still be created, if what is known is old, or may be too low for the request.
-  void renew_left() {
-    std::size_t const reserved = counters().reserved;
-    bool const may_suffice = left() >= request_.bytes || reserved >= request_.bytes - left();
-    if (may_suffice && !heap_.left(growing_).is_old(reserved)) return;
-    memory_bound found;
-    {
-      unlocked const released(hot_);
-      found = memory_left(layer_of(heap_.upstream()));
-    }
-    heap_.left(growing_).renew(growing_, found, counters().reserved);
-  }
-  /// What can still be created, as known now.
-  [[nodiscard]] std::size_t left() noexcept { return heap_.left(growing_).bytes(counters().reserved); }
-
-  /// Whether the upstream only bounds what its source has: what it refuses, a second call does not get.
-  static constexpr bool is_bounded_source = only_bounds<layer_below<Heap>>();
-
-  /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The
-  /// other steps would only search and wait. What the device reports as free is no such bound: where it
-  /// shares the host's memory, it can provide more. Makes no driver call.
-  /// @throws out_of_memory, nothing has changed
-  void refuse_above_limit() {
-    if constexpr (page_source<source_type> && is_bounded_source) {
-      memory_bound const bound = limits_left(layer_of(heap_.upstream()));
-      if (bound.bytes >= request_.bytes || counters().reserved >= request_.bytes - bound.bytes) return;
-      memory_report refused;
-      refused.refused_by = bound.by;
-      refused.limit = bound.limit;
-      refused.limit_used = bound.limit_used;
-      throw out_of_memory(report(refused));
-    }
-  }
-  /// Whether another growth would be refused again, after free memory was put together and none was given
-  /// back: the source did not have even one handle of the smallest size, and the host has not waited since.
-  [[nodiscard]] bool is_final(refusal const& last) noexcept {
-    return is_bounded_source && heap_.uses_pages() && last.took_nothing(*this) &&
-           last.why.asked <= usual_granule && last.waits == order().host_waits();
-  }
-
-  /// Sets how much may be created before free handles are remapped: slightly more than the peak of live
-  /// memory so far.
-  void set_budget() noexcept {
-    pooled const& options = heap_.options();
-    std::size_t const live =
-        max_of(space().peak_of(request_.part), space().live_of(request_.part) + request_.bytes);
-    std::size_t const reserved = this->reserved();
-    if (options.largest_handle != 0) {
-      request_.largest_handle = max_of(align_down(options.largest_handle, usual_granule), usual_granule);
-    } else if (may_remap(options) && needs_finest_handles(live, reserved, request_.bytes)) {
-      request_.largest_handle = usual_granule;
-    } else {
-      request_.largest_handle = min_of(handle_limit(live), handle_limit_near_full(left()));
-    }
-    request_.least_growth = request_.where == zone::larger
-                                ? min_of(shared_handle(live, request_.bytes), request_.largest_handle)
-                                : usual_granule;
-    request_.may_remap = may_remap(options) && wanted_.view == 0;  // it needs whole handles
-    request_.uses_up_ends = uses_up_ends(live, left());
-    request_.device_bytes = heap_.left(growing_).device_total();
-    if (!heap_.uses_pages()) request_.segment = segment_to_share();
-    if (wanted_.view != 0) {
-      request_.may_create = left();
-      return;
-    }
-    if (!request_.may_remap) {
-      if (options.handles == handles_per_block::one) {
-        request_.largest_handle = max_request_bytes;
-      } else {
-        // The remainder of a growth absorbs small differences between passes over the same work.
-        request_.least_growth = max_of(request_.least_growth, align_up(live / 128, usual_granule));
-      }
-      request_.may_create = max_request_bytes;
-      return;
-    }
-    std::size_t const remaps = counters().remaps / (1 + space().window.volume() / 1_GiB);
-    std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
-    request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
-  }
-
-  /// The bytes of a new segment that other blocks share; 0 if only the request uses it. Not where another
-  /// layer could find memory for the request alone, and not of host memory, which takes long to pin.
-  [[nodiscard]] std::size_t segment_to_share() noexcept {
-    if constexpr (is_bounded_source && !is_host_memory<source_type>) {
-      if (request_.where == zone::larger)
-        return segment_for(space(), request_.part, reserved(), request_.bytes);
-    }
-    return 0;
-  }
-
-  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for
-  /// memory of the device. A refusal that took nothing has reported it.
-  void query_device(refusal& last) {
-    memory_report& refused = last.why;
-    if (!last.by_source) refused.refused_by = "the pool";
-    if (refused.limit != memory_report::unknown || is_host_memory<source_type>) return;
-    if (last.took_nothing(*this) && refused.device_total != memory_report::unknown) return;
-    unlocked const released(hot_);
-    std::size_t free = 0;
-    std::size_t total = 0;
-    if (!heap_.driver().memory_info(free, total).ok()) return;
-    refused.device_free = free;
-    refused.device_total = total;
-    if (!last.by_source && request_.asked > total) refused.refused_by = name_of_memory(heap_.driver());
-  }
-  [[nodiscard]] memory_report report(memory_report const& refused) {
-    memory_report r = refused;
-    std::size_t const reserved = counters().reserved;
-    r.asked = request_.asked;
-    r.alignment = request_.asked_alignment;
-    r.device = heap_.driver().device().value;
-    r.stream = space().streams[request_.taker].id;
-    r.live = space().all_live();
-    r.reserved = reserved;
-    std::size_t const held = r.live + (request_.part == common ? space().free_for_captures() : 0);
-    r.cached = reserved > held ? reserved - held : 0;
-    r.largest_free_range = space().largest_free();
-    if (r.limit_used != memory_report::unknown) {  // as it is now, without what the attempt had taken
-      r.limit_used = used_of_limit(layer_of(heap_.upstream()), r.limit);
-    }
-    return r;
-  }
-
-  growth_lock const& growing_;
-  Heap& heap_;
-  Front& front_;
-  Deferred& deferred_;
-  may_release hot_;
-  block_request const& wanted_;
-  block_batch& batch_;
-  growth_request request_;
-};
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE::detail {
-
-template <class Pool>
-class slow_path {
- public:
-  explicit slow_path(Pool& pool) noexcept
-      : pool_(pool),
-        heap_(pool.heap_),
-        deferred_(pool.deferred_),
-        front_(pool.front_),
-        graphs_(pool.graphs_) {}
-  slow_path& operator=(slow_path&&) = delete;
-
-  TARN_NOINLINE void* allocate(stream_id id, stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    heap_.require_ready(id, bytes, alignment);
-    if (id != neutral_id) heap_.require_access(stream_ref::from(stream.handle(), id));
-    if (graphs_.is_watching() && id != neutral_id) [[unlikely]] {
-      captured_stream const at = graphs_.captures().of_allocation(id, stream);
-      if (at.is_captured()) return allocate_captured(at, bytes, alignment);
-      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes) {
-        if (void* const p = front_.take(id, lazy_block_size{bytes}, entry::always); p != nullptr) return p;
-      }
-    }
-    return allocate_in(common, id, stream, bytes, alignment);
-  }
-  /// Serves a request of a capture.
-  void* allocate_captured(captured_stream const& at, std::size_t bytes, std::size_t alignment) {
-    void* p = nullptr;
-    if (alignment <= default_alignment)
-      p = front_.take(at.captured_as, lazy_block_size{bytes}, entry::always);
-    if (p == nullptr) {
-      try {
-        p = allocate_in(at.owner->captured, at.captured_as, stream_ref::from(nullptr, at.captured_as), bytes,
-                        alignment);
-      } catch (out_of_memory& refused) {
-        memory_report report = refused.report();
-        report.stream = at.stream;
-        refused.set_report(report);
-        throw;
-      }
-    }
-    graphs_.count_allocated(*at.owner, bytes, alignment);
-    return p;
-  }
-  /// Serves a request from a part of the heap, by the calling thread's cache and the ladder.
-  void* allocate_in(part_ref part, stream_id id, stream_ref stream, std::size_t bytes,
-                    std::size_t alignment) {
-    misuse_report const last = heap_.misuse_at_end();
-    if (heap_.is_crowded()) [[unlikely]] {
-      bool const may_mark =
-          id == neutral_id || !(is_captured_id(id) || may_be_capturing(heap_.driver(), stream));
-      heap_.sweep_streams(may_mark ? sweep_of::all_streams : sweep_of::default_streams);
-    }
-    room_for_region room(heap_.tool(), part == common);
-    std::size_t const guard = part == common && heap_.tool().active() ? guard_bytes : 0;
-    block_request request(id, stream, bytes, bytes + guard, alignment);
-    request.part = part;
-    // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its
-    // capture's part.
-    bool const has_cache = part == common || is_captured_id(id);
-    cache_position position = has_cache ? front_.find_or_make(id, stream) : cache_position{};
-    block_batch batch;
-    if (position.of_stream != nullptr && request.in_run) {
-      batch.wanted = magazine_batch(request.size_class);
-      if (is_captured_id(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
-    }
-    if (!take_from_heap(position, request, batch) && !take_what_captures_cache(position, request, batch)) {
-      climb(position, request, batch);
-      if (has_cache) front_.find_again(position, id, stream);
-    }
-    front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
-    if (batch.count > 1) heap_.put(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
-    room.use(batch.blocks[0], bytes);
-    if (batch.ends_step) [[unlikely]]
-      give_back_unused(id);
-    return batch.blocks[0];
-  }
-
-  TARN_NOINLINE void deallocate(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                std::size_t alignment) noexcept {
-    if (heap_.is_lost()) [[unlikely]]
-      return;
-    misuse_report const last = heap_.misuse_at_end();
-    heap_.learn_if_named(id, stream);
-    if (graphs_.is_watching()) [[unlikely]] {
-      if_unknown const then = pool_.asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
-      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;
-      if (alignment <= default_alignment && !heap_.is_asleep() &&
-          front_.put(id, p, lazy_block_size{bytes}, entry::always))
-        return;
-    }
-    // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
-    if (heap_.is_crowded()) [[unlikely]]
-      heap_.sweep_streams(sweep_of::default_streams);
-    if (heap_.tool().active()) [[unlikely]]
-      return deallocate_under_tool(heap_, id, stream, p, bytes, alignment, reuse::later);
-    put(id, stream, p, bytes, alignment, !heap_.is_asleep());
-  }
-
-  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it
-  /// now.
-  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-    if (heap_.is_lost()) return;
-    if (graphs_.may_hold(p) && take_back_of_graphs(stream_ref::unknown_id, stream, p, bytes, alignment))
-      return;
-    if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
-    pool_.deallocate_sync(p, bytes, alignment);
-  }
-
-  // ---- blocks that grow in place
-
-  /// See pool::allocate_at().
-  void* allocate_at(stream_id id, stream_ref stream, void* at, std::size_t bytes) {
-    heap_.require_ready(id, bytes, default_alignment);
-    heap_.require_access(stream_ref::from(stream.handle(), id));
-    if (is_captured_id(id) || may_be_capturing(heap_.driver(), stream))
-      throw cuda_error(refused_for_capture("growing_buffer"), heap_.driver().device().value);
-    misuse_report const last = heap_.misuse_at_end();
-    if (heap_.holds_growth_lock())
-      heap_.refuse(id, bytes, default_alignment, "the pool, because a handler of its own growth called it");
-    block_request request(id, stream, bytes, bytes, default_alignment);
-    {
-      growth_lock const growing = heap_.lock_growth();
-      if (heap_.is_lost()) heap_.refuse_forked();
-      if (!find_growing(growing, request, at)) refuse_pointer(at, "growing_buffer");
-      // A block that is deferred at these addresses is in the way: the host waits for the streams that use
-      // it.
-      if (has_blocks_from(growing, request)) deferred_.release(growing, true);
-    }
-    block_batch batch;
-    climb({}, request, batch);
-    return batch.blocks[0];
-  }
-  /// See pool::suggest_growth().
-  std::size_t suggest_growth(stream_id id, stream_ref stream, void const* at, std::size_t bytes) {
-    if (heap_.is_lost() || heap_.is_asleep() || heap_.holds_growth_lock()) return bytes;
-    // The cached large block of the stream first: it is the memory that the stream freed last.
-    std::size_t cached_bytes = 0;
-    cache_position const position = front_.find_or_make(id, stream);
-    void* const cached = position.of_stream != nullptr ? front_.take_large(position, cached_bytes) : nullptr;
-    if (cached != nullptr) heap_.put_range(id, stream, cached, cached_bytes);
-    bool const is_captured = may_be_capturing(heap_.driver(), stream);
-    growth_lock const growing = heap_.lock_growth();
-    block_request request(id, stream, bytes, bytes, default_alignment);
-    if (heap_.is_lost() || heap_.is_asleep() || !find_growing(growing, request, at)) return bytes;
-    hot_lock held = heap_.lock_hot();
-    arena& space = heap_.space(held);
-    growth_request wanted;
-    wanted.taker = space.streams.get(id, stream, common);
-    wanted.where = zone::larger;
-    wanted.bytes = bytes;
-    kept_domain const kept(space.streams[wanted.taker]);
-    auto const suggested = [&] {
-      return heap_.growth(growing).template visit_pages<std::size_t>(
-          [&](auto& pages) { return pages.growing().suggest(space, wanted, request.view, request.offset); });
-    };
-    std::size_t found = suggested();
-    if (found == 0 && !is_captured && others_have_free(space, wanted.taker)) {
-      collect_finished(growing, space, heap_.order(growing), may_release(held), common, wanted.taker);
-      if (suggested() == 0)
-        (void)steal(growing, space, heap_.order(growing), may_release(held), wanted.taker);
-      found = suggested();
-    }
-    return found != 0 ? found : bytes;
-  }
-  /// Returns such a block to the heap. No cache keeps it: its address serves nothing else.
-  void deallocate_at(stream_id id, stream_ref stream, void* p, std::size_t bytes) noexcept {
-    misuse_report const last = heap_.misuse_at_end();
-    if (id == stream_ref::unknown_id && graphs_.may_hold(p) &&
-        take_back_of_graphs(id, stream, p, bytes, default_alignment))
-      return;
-    return_to_part(id, stream, p, bytes, default_alignment);
-  }
-
-  /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
-  TARN_NOINLINE bool take_back_recorded(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-    if (heap_.is_lost()) return true;
-    heap_.learn_if_named(id, stream);
-    if (graphs_.may_hold(p) && take_back_of_graphs(id, stream, p, bytes, alignment)) return true;
-    if (!deferred_.may_hold(p)) return false;
-    if (graphs_.watches_frees() && graphs_.defer_if_captured(id, stream, p, bytes, alignment)) return true;
-    return deferred_.defer(id, stream, p, bytes, alignment);
-  }
-  /// Returns a block that was deferred for graphs, which are complete.
-  void free_deferred(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (heap_.part_of(p) == common && (bytes < usual_granule || heap_.tool().active()))
-      return pool_.deallocate_sync(p, bytes, alignment);
-    return_to_part(neutral_id, {}, p, bytes, alignment);  // no cache keeps a block that grew in place
-  }
-
- private:
-  bool has_blocks_from(growth_lock const& growing, block_request const& request) {
-    hot_lock const held = heap_.lock_hot();
-    return heap_.growth(growing).template visit_pages<bool>([&](auto& pages) {
-      return pages.growing().has_blocks_from(heap_.space(held), request.view, request.offset);
-    });
-  }
-  /// Sets the growing view that an address lies in, and the place in it. Returns false if there is none.
-  bool find_growing(growth_lock const& growing, block_request& request, void const* at) {
-    hot_lock const held = heap_.lock_hot();
-    return heap_.growth(growing).template visit_pages<bool>([&](auto& pages) {
-      auto const address = reinterpret_cast<std::uintptr_t>(at);
-      request.view = pages.growing().find(heap_.space(held), address);
-      if (request.view != 0) request.offset = address - pages.growing().address_of(request.view);
-      return request.view != 0;
-    });
-  }
-
-  using front_type = typename Pool::front_type;
-  using cache_position = typename front_type::cache_position;
-
-  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
-  static constexpr std::uint32_t batch_of_capture = 4;
-
-  /// Takes back a block of an owner's part, or one that graphs use. Returns false if it is to be freed as any
-  /// other.
-  bool take_back_of_graphs(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                           std::size_t alignment) noexcept {
-    using fate = typename Pool::graphs_type::fate;
-    misuse_report const last = heap_.misuse_at_end();
-    stream_id as = 0;
-    switch (graphs_.take_back(id, stream, p, bytes, alignment, as)) {
-      case fate::ordinary:
-        return false;
-      case fate::deferred:
-        break;
-      case fate::reused:
-        free_captured(as, p, bytes, alignment);
-        break;
-      case fate::returned:
-        return_to_part(id, stream, p, bytes, alignment);
-        break;
-    }
-    return true;
-  }
-  /// Frees a block under the identity that its stream has in a capture.
-  void free_captured(stream_id as, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    stream_ref const stream = stream_ref::from(nullptr, as);
-    if (deferred_.may_hold(p) && deferred_.defer(as, stream, p, bytes, alignment)) return;
-    if (alignment <= default_alignment && !heap_.is_asleep() &&
-        front_.put(as, p, lazy_block_size{bytes}, entry::always))
-      return;
-    put(as, stream, p, bytes, alignment, !heap_.is_asleep());
-  }
-  /// Returns a block to its part in the order of a stream that is of no capture.
-  void return_to_part(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                      std::size_t alignment) noexcept {
-    if (id == stream_ref::unknown_id) {
-      if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
-      id = neutral_id;
-    } else if (deferred_.may_hold(p) && deferred_.defer(id, stream, p, bytes, alignment)) {
-      return;
-    }
-    put(id, stream, p, bytes, alignment, false);
-  }
-  /// Keeps a block in the calling thread's cache, if it may, and returns what has no room there to the heap.
-  void put(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
-           bool caches) noexcept {
-    block_request const request(id, stream, bytes, bytes, alignment);
-    cache_position const position = caches ? front_.find_or_make(id, stream) : cache_position{};
-    if (position.of_stream == nullptr) {
-      heap_.count_given(request.block);
-    } else {
-      block_batch displaced;
-      std::size_t displaced_bytes = 0;
-      kept const result = front_.put_and_displace(position, request, p, displaced, displaced_bytes);
-      if (result == kept::twice) [[unlikely]]
-        return heap_.note_double_free(request, p);
-      if (displaced.count != 0) heap_.put(request, displaced.blocks, displaced.count, displaced_bytes);
-      if (result == kept::yes) return;
-    }
-    heap_.put(request, &p, 1, request.block);
-  }
-
-  bool take_from_heap(cache_position const& position, block_request const& request, block_batch& batch) {
-    // Return the cached large block first: it may coalesce with its neighbours.
-    std::size_t cached_bytes = 0;
-    void* const cached = position.of_stream != nullptr && request.where != zone::smaller
-                             ? front_.take_large(position, cached_bytes)
-                             : nullptr;
-    hot_lock held = heap_.lock_hot();
-    if (cached != nullptr)
-      heap_.put_range(may_release(held), request.id, request.stream, cached, cached_bytes);
-    heap_.space(held).make_room();
-    domain_ref const taker = heap_.space(held).streams.get(request.id, request.stream, request.part);
-    if (!heap_.take(held, taker, request, batch)) return false;
-    heap_.count_if_uncached(held, request, position.cache == nullptr);
-    return true;
-  }
-
-  /// Returns the large blocks that the thread caches for a captured stream to the heap, where they coalesce,
-  /// and tries again.
-  bool take_what_captures_cache(cache_position const& position, block_request const& request,
-                                block_batch& batch) {
-    if (!is_captured_id(request.id) || position.of_stream == nullptr) return false;
-    bool any = false;
-    for (auto block = front_.take_of_capture(position); block.p != nullptr;
-         block = front_.take_of_capture(position)) {
-      heap_.put_range(request.id, request.stream, block.p, block.bytes);
-      any = true;
-    }
-    return any && take_from_heap(position, request, batch);
-  }
-
-  /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there
-  /// give back what they cache.
-  TARN_NOINLINE void climb(cache_position const& position, block_request const& request, block_batch& batch) {
-    if (heap_.holds_growth_lock()) [[unlikely]]  // a growth cannot start another one
-      heap_.refuse(request.id, request.asked, request.alignment,
-                   "the pool, because a handler of its own growth called it");
-    auto const climb_alone = [&] {
-      growth_lock const growing = heap_.lock_growth();
-      if (heap_.is_asleep()) [[unlikely]]
-        heap_.refuse_asleep(request.asked);
-      if (!is_captured_id(request.id)) {
-        deferred_.release(growing, false);
-        if (graphs_.has_ended()) (void)graphs_.reap(growing, pool_, false);
-      }
-      for (;;) {
-        try {
-          idle_blocks const idle = front_.idle();
-          hot_lock held = heap_.lock_hot();
-          ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb(idle);
-          return heap_.count_if_uncached(held, request, position.cache == nullptr);
-        } catch (out_of_memory const&) {
-          if (!graphs_.has_ended() || !graphs_.reap(growing, pool_, true)) throw;
-        }
-      }
-    };
-    try {
-      pool_.others_.with_help(climb_alone, [&](memory_report const& r) { return lacking(r, request); });
-    } catch (out_of_memory const&) {
-      growth_lock const growing = heap_.lock_growth();
-      ++heap_.counters(growing).ooms;
-      throw;
-    }
-  }
-  /// What the device lacks for a request, bytes; the whole request if it has that much, but cannot use it.
-  [[nodiscard]] std::size_t lacking(memory_report const& refused,
-                                    block_request const& request) const noexcept {
-    std::size_t wanted = align_up(request.block, usual_granule);
-    if (refused.headroom != memory_report::unknown)
-      wanted += refused.headroom + allocation_overhead(heap_.driver());
-    std::size_t const free = refused.device_free != memory_report::unknown ? refused.device_free : 0;
-    return wanted > free ? wanted - free : wanted;
-  }
-
-  /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made
-  /// from within a climb.
-  TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
-    if (heap_.holds_growth_lock() || !heap_.try_lock_growth()) return;
-    growth_lock const growing = heap_.adopt_growth_lock();
-    try {
-      heap_.give_back_unused(growing, id);
-    } catch (...) {  // no host memory for the lists: a later step gives back
-    }
-  }
-
-  Pool& pool_;
-  typename Pool::heap_type& heap_;
-  typename Pool::deferred_type& deferred_;
-  front_type& front_;
-  typename Pool::graphs_type& graphs_;
-};
-
-}  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE {
 
@@ -20771,6 +20920,20 @@ class pool {
     if (!graphs_.record_stream(p, stream)) deferred_.record(p, stream);
   }
 
+  /// Makes a live block longer where it is, if the memory behind it is free for work on `stream` at once. The
+  /// new bytes are for that stream. From then on the block has `bytes + more` bytes, and is freed with them.
+  /// Returns whether it did: not if the block is small (below 32 KiB) or grows past 1 MiB from below, lies in
+  /// a view, or is of a graph; not for a captured stream, under a tool, or asleep. Contents stay. Makes no
+  /// driver call but to identify the stream. O(1)
+  /// @param bytes, alignment  those of the block
+  /// @throws misuse  no block starts at `p`; std::bad_alloc, cuda_error. Nothing has changed
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment) {
+    if (p == nullptr || heap_.is_lost()) return false;
+    if (!heap_.is_block(p)) detail::refuse_pointer(p, "extend");
+    return in_place_.extend(heap_.identity_of(stream), stream, p, bytes, more, alignment);
+  }
+
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams
   /// that freed it; other threads continue meanwhile. Returns the bytes given back. O(streams + free ranges +
   /// handles log handles + slots of views), over blocks O(streams + free ranges): two driver calls for each
@@ -20869,14 +21032,14 @@ class pool {
   [[nodiscard]] void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t)
     requires page_source<Upstream>
   {
-    return slow_.allocate_at(heap_.identity_of(stream), stream, at, bytes);
+    return in_place_.allocate_at(heap_.identity_of(stream), stream, at, bytes);
   }
   /// The bytes to ask allocate_at() for, at least `bytes`: so many that free handles have them together.
   /// O(views + free ranges + handles) @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t suggest_growth(stream_ref stream, void const* at, std::size_t bytes)
     requires page_source<Upstream>
   {
-    return slow_.suggest_growth(heap_.identity_of(stream), stream, at, bytes);
+    return in_place_.suggest_growth(heap_.identity_of(stream), stream, at, bytes);
   }
   /// Frees the last of these blocks, as deallocate() does. Its handles serve other requests; the addresses
   /// stay reserved.
@@ -20893,7 +21056,7 @@ class pool {
           graphs_.defer_if_captured(id, stream, p, bytes, default_alignment))
         return;
     }
-    slow_.deallocate_at(id, stream, p, bytes);
+    in_place_.deallocate_at(id, stream, p, bytes);
   }
   /// Gives the addresses back; waits for a growth that another thread is in. What the blocks' handles are
   /// mapped at stays mapped for other blocks, or until the device has completed the work on them.
@@ -21069,6 +21232,7 @@ class pool {
   using drain_type = detail::pool_drain<pool>;
 
   friend class detail::slow_path<pool>;
+  friend class detail::in_place<pool>;
   friend class detail::pool_sleep<pool>;
   friend drain_type;
   friend graphs_type;
@@ -21121,6 +21285,7 @@ class pool {
   front_type front_{heap_};
   mutable graphs_type graphs_{heap_, front_, deferred_};
   detail::slow_path<pool> slow_{*this};
+  detail::in_place<pool> in_place_{*this, slow_};
   detail::pool_sleep<pool> sleep_{*this};
   drain_type drain_{*this};
   detail::pool_fork<heap_type, front_type> fork_{heap_, front_};
@@ -21927,6 +22092,23 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
     next.deallocate(r, p);
     this->budget_.give(counted(r));
   }
+  /// False if the limit would be exceeded.
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    request longer = r;
+    longer.bytes += more;
+    if (longer.bytes < more) return false;
+    std::size_t const added = counted(longer) - counted(r);
+    if (!this->budget_.take(added)) return false;
+    bool extended = false;
+    try {
+      extended = next.extend(r, p, more);
+    } catch (...) {
+      this->budget_.give(added);
+      throw;
+    }
+    if (!extended) this->budget_.give(added);
+    return extended;
+  }
   /// The bytes under the limit. For reservations.
   [[nodiscard]] detail::byte_budget& budget() noexcept { return this->budget_; }
 
@@ -21999,6 +22181,9 @@ struct retry_on_oom {
         if (!detail::call_user([&] { return handler(error, attempt); })) throw;
       }
     }
+  }
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    return next.extend(r, p, more);
   }
 };
 
@@ -22228,6 +22413,20 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     next.deallocate(r, p);
   }
 
+  /// Writes that the block was freed and allocated again, longer.
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    std::uint64_t const key = key_of(r.stream);
+    {
+      std::lock_guard const guard(mutex_);
+      (void)number_of(key);  // so that what follows needs no host memory
+    }
+    if (!next.extend(r, p, more)) return false;
+    std::lock_guard const guard(mutex_);
+    std::uintptr_t const address = address_of(p);
+    if (live_.find(address) != 0) begin(address, r.bytes + more, number_of(key));
+    return true;
+  }
+
   /// Writes what is buffered; returns false if that failed, now or before.
   bool flush() noexcept {
     std::lock_guard const guard(mutex_);
@@ -22257,7 +22456,11 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     std::lock_guard const guard(mutex_);
     std::uint32_t const stream = number_of(key);
     live_.make_room(1);
-    end(address);  // handed out again without a free through this layer: it was freed below
+    begin(address, bytes, stream);  // handed out again without a free through this layer: it was freed below
+  }
+  /// Writes the free of what was live at the address, if anything was, and the block.
+  void begin(std::uintptr_t address, std::size_t bytes, std::uint32_t stream) noexcept {
+    end(address);
     live_.insert(address, next_id_);
     put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
     ++next_id_;

@@ -52,9 +52,13 @@ PLANTED = {
         ),
         Mutant(
             "a thread caches what it has given back",
-            "pool/slow_path.hpp",
-            "    return_to_part(id, stream, p, bytes, default_alignment);\n",
-            "    put(id, stream, p, bytes, default_alignment, true);\n",
+            "pool/in_place.hpp",
+            "    slow_.return_to_part(id, stream, p, bytes, default_alignment);\n",
+            "    block_request const request(id, stream, bytes, bytes, default_alignment);\n"
+            "    block_batch displaced;\n    std::size_t displaced_bytes = 0;\n"
+            "    cache_position const at = front_.find_or_make(id, stream);\n"
+            "    if (front_.put_and_displace(at, request, p, displaced, displaced_bytes) != kept::yes)\n"
+            "      slow_.return_to_part(id, stream, p, bytes, default_alignment);\n",
         ),
         Mutant(
             "it grows over pages although a memory tool is attached",
@@ -68,6 +72,51 @@ PLANTED = {
             "raii/growing_buffer.hpp",
             "if (held_ != 0) detail::order_streams(resource().driver(), stream, this->stream(), where);",
             "",
+        ),
+    ],
+    "a block that is extended takes free memory that its stream may use, and all of it is counted": [
+        Mutant(
+            "a block is extended into memory that another stream has freed",
+            "pool/arena/arena.hpp",
+            "free.state == range_state::free && (free.domain == taker || free.domain == neutral);",
+            "free.state == range_state::free;",
+        ),
+        Mutant(
+            "a block is extended into a live one",
+            "pool/arena/arena.hpp",
+            "free.state == range_state::free && (free.domain == taker || free.domain == neutral);",
+            "free.domain == taker || free.domain == neutral;",
+        ),
+        Mutant(
+            "all of the free range becomes part of an extended block",
+            "pool/arena/arena.hpp",
+            "merge(r, carve(behind, free.address, more));",
+            "merge(r, carve(behind, free.address, free.bytes));",
+        ),
+        Mutant(
+            "the pool does not count what a block is extended by",
+            "pool/in_place.hpp",
+            "    heap_.count_uncached(held, static_cast<std::int64_t>(wanted - now), 0);\n",
+            "",
+        ),
+        Mutant(
+            "a limit keeps what it has not extended by",
+            "policy/limited.hpp",
+            "    if (!extended) this->budget_.give(added);\n",
+            "",
+            finder="tests/pool/extend.cpp",
+        ),
+        Mutant(
+            "a block of a graph is extended",
+            "pool/arena/arena.hpp",
+            "ranges[r].view_or_split != 0 ||\n        ranges[r].part != common)",
+            "ranges[r].view_or_split != 0)",
+        ),
+        Mutant(
+            "a piece of a view is extended",
+            "pool/arena/arena.hpp",
+            "ranges[r].chain != 0 || ranges[r].view_or_split != 0 ||",
+            "ranges[r].chain != 0 ||",
         ),
     ],
     "a stream waits for earlier work on memory that it takes from another stream": [
@@ -1399,8 +1448,9 @@ PLANTED = {
         Mutant(
             "a trace has an address live twice after a free below",
             "policy/traced.hpp",
-            "    end(address);  // handed out again",
-            "    // handed out again",
+            "    begin(address, bytes, stream);  // handed out again",
+            "    live_.insert(address, next_id_);\n    put(format_trace_line({trace_event_kind::allocate, next_id_++, bytes, "
+            "stream}).view());  // handed out again",
             finder="tests/policy/traced.cpp",
         ),
         Mutant(

@@ -427,9 +427,9 @@ int main(int count, char** values) {
                 t.kernels, t.refusals, watch_names[w]);
   }
   std::printf("the pools made streams wait %" PRIu64 " times and the host %" PRIu64
-              " times, remapped pages %" PRIu64 " times, and searched again %" PRIu64
-              " times after the driver had refused\n",
-              all.device_waits, all.host_waits, all.remaps, all.retries);
+              " times, remapped pages %" PRIu64 " times, extended %" PRIu64
+              " blocks, and searched again %" PRIu64 " times after the driver had refused\n",
+              all.device_waits, all.host_waits, all.remaps, all.extended, all.retries);
   std::printf("%" PRIu64 " times a pool asked the others on its device, and was given memory %" PRIu64
               " times, %" PRIu64 " MiB in all; %" PRIu64 " times while threads ran concurrently\n",
               all.asks, all.answered, all.given >> 20, asks_at_once);

@@ -130,6 +130,8 @@ struct pool_under_test {
   [[nodiscard]] virtual void* allocate_sync(std::size_t bytes, std::size_t alignment) = 0;
   virtual void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) = 0;
   virtual void record_stream(void* p, std::size_t bytes, tarn::stream_ref stream) = 0;
+  [[nodiscard]] virtual bool extend(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                                    std::size_t alignment) = 0;
   virtual std::size_t trim(std::size_t keep) = 0;
   virtual void reset_peaks() = 0;
   virtual void reset_totals() = 0;
@@ -455,6 +457,13 @@ class pool_of final : public pool_under_test {
   void record_stream(void* p, std::size_t bytes, tarn::stream_ref stream) override {
     in_library const now;
     memory_.record_stream(p, bytes, stream);
+  }
+  bool extend(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+              std::size_t alignment) override {
+    in_library const now;
+    if constexpr (requires { memory_.extend(stream, p, bytes, more, alignment); })
+      return memory_.extend(stream, p, bytes, more, alignment);
+    return false;
   }
   std::size_t trim(std::size_t keep) override {
     in_library const now;

@@ -14,6 +14,7 @@ struct tally {
   std::uint64_t allocations = 0;
   std::uint64_t deallocations = 0;
   std::uint64_t other_calls = 0;  /// < of pools and owners: record_stream, trim, state, owns, resize ...
+  std::uint64_t extended = 0;     /// < blocks that became longer where they are
   std::uint64_t refusals = 0;     /// < out_of_memory, reported and handled
   std::uint64_t kernels = 0;      /// < including copies and fills
   std::uint64_t captures = 0, replays = 0;  ///< with a graph_memory
@@ -56,6 +57,7 @@ struct tally {
     allocations += o.allocations;
     deallocations += o.deallocations;
     other_calls += o.other_calls;
+    extended += o.extended;
     refusals += o.refusals;
     kernels += o.kernels;
     captures += o.captures;

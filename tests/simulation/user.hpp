@@ -538,7 +538,26 @@ class user {
 
   // ---- blocks
 
+  /// Makes a block longer where it is. Its stream is the last user then, and has used all of it.
+  [[nodiscard]] bool extend(operation const& o, block& b) {
+    stream_number const s = stream_for(b.pool, o);
+    std::size_t const more = o.bytes / 4 + 1;
+    if (!streams_.runs(s) || streams_[s].graph >= 0 || b.in != nullptr || b.graphs != 0 || b.of_graph ||
+        is_quiet(b) || !can_come_after(b, s) || b.bytes + more > tarn::max_request_bytes)
+      return false;
+    come_after(b, s);
+    ++counted_.other_calls;
+    if (!pools_[b.pool].memory->extend(streams_.name(s, o.how), b.p, b.bytes, more, b.alignment))
+      return false;
+    ++counted_.extended;
+    if (reads_contents() && b.written) launch(b, s, o.duration / 16, tarn::sim_use::reads);
+    b.bytes += more;
+    if (b.written) launch(b, s, o.duration, tarn::sim_use::writes);
+    return true;
+  }
+
   void allocate(operation const& o, unsigned pool, block_slot& slot) {
+    if (slot != nullptr && o.how % 8 == 2 && extend(o, *slot)) return;
     if (slot != nullptr && !free_slot(slot, o)) return;
     bool const sync = o.what == act::allocate_sync;
     stream_number const s = stream_for(pool, o);

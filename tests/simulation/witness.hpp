@@ -96,6 +96,28 @@ class witnessed_layer {
     options_.who->taken_back(options_.pool, bytes, alignment);
   }
 
+  /// The longer block is another one.
+  bool extend(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t more, std::size_t alignment)
+    requires requires(Upstream& below) { below.extend(stream, p, bytes, more, alignment); }
+  {
+    options_.who->asked(options_.pool, bytes + more, alignment);
+    bool extended = false;
+    try {
+      extended = upstream_.extend(stream, p, bytes, more, alignment);
+    } catch (...) {
+      options_.who->unanswered(options_.pool, bytes + more, alignment);
+      throw;
+    }
+    if (!extended) {
+      options_.who->unanswered(options_.pool, bytes + more, alignment);
+      return false;
+    }
+    options_.who->returned(options_.pool, stream, p, bytes, alignment);
+    options_.who->given(options_.pool, stream, p, bytes + more, alignment);
+    options_.who->taken_back(options_.pool, bytes, alignment);
+    return true;
+  }
+
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 

@@ -52,11 +52,7 @@ class arena final : public amrex::Arena {
   ~arena() override { collect(); }
 
   [[nodiscard]] void* alloc(std::size_t bytes) override {
-    collect();
-    if (freed_in_loop_ && amrex::MFIter::currentDepth() == 0) {
-      amrex::Gpu::streamSynchronizeAll();
-      freed_in_loop_ = false;
-    }
+    prepare();
     if (bytes == 0) bytes = 1;  // the pool returns null for none
     std::list<block> one(1);
     tarn::stream_ref const stream = current_stream();
@@ -71,6 +67,22 @@ class arena final : public amrex::Arena {
       throw;
     }
     return p;
+  }
+  /// Makes the block longer where it is, to `most` bytes, or to `least`, if the pool has that memory behind
+  /// it; otherwise a new block of `most`. The caller copies and frees the old one then.
+  [[nodiscard]] std::pair<void*, std::size_t> alloc_in_place(void* p, std::size_t least,
+                                                             std::size_t most) override {
+    if (p == nullptr) return {alloc(most), most};
+    prepare();
+    std::size_t const bytes = bytes_of(p);
+    for (std::size_t const wanted : {most, least}) {
+      if (bytes >= wanted) return {p, bytes};
+      if (!memory_.extend(current_stream(), p, bytes, wanted - bytes)) continue;
+      std::lock_guard const guard(mutex_);
+      live_.find(p)->second->bytes = wanted;
+      return {p, wanted};
+    }
+    return {alloc(most), most};
   }
   /// Aborts for a pointer that is not of this arena, as amrex::CArena does.
   void free(void* p) override {
@@ -111,6 +123,20 @@ class arena final : public amrex::Arena {
     std::size_t bytes = 0;
   };
 
+  /// Before the pool is asked for memory.
+  void prepare() {
+    collect();
+    if (freed_in_loop_ && amrex::MFIter::currentDepth() == 0) {
+      amrex::Gpu::streamSynchronizeAll();
+      freed_in_loop_ = false;
+    }
+  }
+  [[nodiscard]] std::size_t bytes_of(void* p) {
+    std::lock_guard const guard(mutex_);
+    auto const found = live_.find(p);
+    if (found == live_.end()) amrex::Abort("tarn_amrex::arena::alloc_in_place: unknown pointer");
+    return found->second->bytes;
+  }
   /// Gives the pool what host functions freed: the device has finished with it.
   void collect() noexcept {
     std::list<block> some;

@@ -12,6 +12,7 @@
 #include <string>
 #include <tarn/sim.hpp>
 #include <thread>
+#include <utility>
 
 #include "tarn_amrex.hpp"
 
@@ -51,6 +52,19 @@ void test(pool_type const& pool) {
   arena.free(third);
 
   require(tarn::memory_reserved(pool) > 0, "freed memory is cached");
+  arena.free(arena.alloc(32 << 20));
+  void* const grown = arena.alloc(bytes);
+  std::size_t const most = bytes + (1 << 20);
+  require(arena.alloc_in_place(grown, bytes + 1, most) == std::pair(grown, most),
+          "alloc_in_place makes a block longer where it is");
+  require(arena.alloc_in_place(grown, 1, bytes) == std::pair(grown, most),
+          "alloc_in_place leaves a block that is long enough");
+  auto const [moved, moved_bytes] = arena.alloc_in_place(grown, 64 << 20, 65 << 20);
+  require(moved != grown && moved_bytes == 65 << 20,
+          "alloc_in_place allocates where there is no memory behind the block");
+  arena.free(moved);
+  arena.free(grown);
+  require(live() == 0, "free returns a longer block to the pool");
   require(arena.freeUnused() > 0, "freeUnused returns the number of bytes released");
   require(tarn::memory_reserved(pool) == 0, "freeUnused releases all cached memory");
   require(arena.hasFreeDeviceMemory(1), "hasFreeDeviceMemory: one byte is free");

@@ -49,6 +49,11 @@ concept has_allocate_at =
       { r.allocate_at(stream, p, bytes, alignment) } -> std::same_as<void*>;
       { r.deallocate_at(stream, p, bytes, alignment) } noexcept;
     };
+/// Makes blocks longer where they are.
+template <class R>
+concept has_extend = requires(R& r, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) {
+  { r.extend(stream, p, bytes, bytes, alignment) } -> std::same_as<bool>;
+};
 template <class R>
 concept has_properties = requires { typename R::properties; };
 template <class R>

@@ -192,6 +192,27 @@ class shared_resource : public call_names<shared_resource<Layer>>,
     }
   }
 
+  /// Makes a block `more` bytes longer where it is, if the memory behind it is free for `stream`, and returns
+  /// whether it did. Then it is a block of `bytes + more` bytes, freed as one. False if a layer does not know
+  /// this call. See pool::extend().
+  /// @throws misuse  no block starts at `p`; std::bad_alloc, cuda_error. Nothing has changed
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment = default_alignment,
+                            attribution call = attribution::current())
+    requires(detail::allocates<Layer>())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
+    return detail::called_from(call.where, [&] {
+      if constexpr (has_extend<Layer>) {
+        return block_->layer.extend(stream, p, bytes, more, alignment);
+      } else if constexpr (!has_allocate<Layer>) {
+        return block_->layer.upstream().extend(stream, p, bytes, more, alignment);
+      } else {
+        return false;
+      }
+    });
+  }
+
   // For growing_buffer; documented at the pool.
 
   [[nodiscard]] void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t alignment)

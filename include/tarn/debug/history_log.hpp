@@ -54,6 +54,17 @@ class history_log {
     if (refused) throw std::bad_alloc();
   }
 
+  /// Records that a block has become `longer`. It keeps its tag and its location.
+  void note_extension(history_block longer) noexcept {
+    one_by_one([&]() noexcept {
+      std::uint32_t const known = index_.find(longer.address);
+      if (known == 0) return;
+      longer.tag = blocks_[known - 1].tag;
+      longer.location = blocks_[known - 1].location;
+      start(longer);
+    });
+  }
+
   /// Records that a block is about to be freed. An unknown block is left to the layers below.
   void note_free(std::uintptr_t address, stream_id stream, call_origin const& origin,
                  std::uint64_t time_ns) noexcept {
@@ -168,7 +179,11 @@ class history_log {
     while (accounts_.size() <= b.tag) accounts_.push_back(tag_account{});
     index_.make_room(1);
     if (vacant_ == 0) blocks_.reserve(blocks_.size() + 1);
-    // Handed out again without a free through this layer: it was freed below.
+    start(b);
+  }
+  /// Records a block, for which room has been made.
+  void start(history_block b) noexcept {
+    // Handed out again without a free through this layer, where it was freed below; or made longer.
     if (std::uint32_t const known = index_.erase(b.address); known != 0)
       end(known, b.stream, b.location, b.time_ns);
     b.time_ns = in_order(b.time_ns);

@@ -107,6 +107,20 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
     next.deallocate(r, p);
   }
 
+  /// Records that the block was freed and allocated again, longer, under the same tag.
+  [[nodiscard]] bool around_extend(request const& asked, void* p, std::size_t more, auto const& next) {
+    request const r = asked.on(with_id(asked.stream));
+    if (!next.extend(r, p, more)) return false;
+    history_block longer;
+    longer.address = address_of(p);
+    longer.requested = r.bytes + more;
+    longer.bytes = detail::block_bytes_of(next.upstream(), longer.requested, r.alignment);
+    longer.stream = r.stream.id();
+    longer.time_ns = now();
+    log_.note_extension(longer);
+    return true;
+  }
+
   /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not
   /// while memory for the copy is allocated nor while frames are named. @throws std::bad_alloc
   [[nodiscard]] memory_history record();

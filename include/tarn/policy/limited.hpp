@@ -111,6 +111,23 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
     next.deallocate(r, p);
     this->budget_.give(counted(r));
   }
+  /// False if the limit would be exceeded.
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    request longer = r;
+    longer.bytes += more;
+    if (longer.bytes < more) return false;
+    std::size_t const added = counted(longer) - counted(r);
+    if (!this->budget_.take(added)) return false;
+    bool extended = false;
+    try {
+      extended = next.extend(r, p, more);
+    } catch (...) {
+      this->budget_.give(added);
+      throw;
+    }
+    if (!extended) this->budget_.give(added);
+    return extended;
+  }
   /// The bytes under the limit. For reservations.
   [[nodiscard]] detail::byte_budget& budget() noexcept { return this->budget_; }
 

@@ -70,6 +70,11 @@ class next_layer {
       upstream_.deallocate(r.stream, p, r.bytes, r.alignment);
     }
   }
+  /// Makes a block `more` bytes longer where it is, see pool::extend(). @param r  of the block as it is
+  [[nodiscard]] bool extend(request const& r, void* p, std::size_t more) const {
+    if constexpr (has_extend<Upstream>) return upstream_.extend(r.stream, p, r.bytes, more, r.alignment);
+    return false;
+  }
   [[nodiscard]] constexpr Upstream& upstream() const noexcept { return upstream_; }
   [[nodiscard]] decltype(auto) driver() const noexcept { return upstream_.driver(); }
 
@@ -88,12 +93,17 @@ concept deallocates_around =
     requires(Layer& layer, request const& r, void* p, next_layer<Upstream> const& next) {
       { layer.around_deallocate(r, p, next) } noexcept;
     };
+template <class Layer, class Upstream>
+concept extends_around = requires(Layer& layer, request const& r, void* p, next_layer<Upstream> const& next) {
+  { layer.around_extend(r, p, r.bytes, next) } -> std::same_as<bool>;
+};
 
 /// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and
 /// access are.
 struct names_of_adaptors {
   int around_allocate;
   int around_deallocate;
+  int around_extend;
 };
 template <class T>
 struct named_twice : T, names_of_adaptors {};
@@ -101,6 +111,8 @@ template <class T>
 concept names_around_allocate = !requires { &named_twice<T>::around_allocate; };
 template <class T>
 concept names_around_deallocate = !requires { &named_twice<T>::around_deallocate; };
+template <class T>
+concept names_around_extend = !requires { &named_twice<T>::around_extend; };
 
 /// Asserts at the composition that what a layer declares is what will be called: otherwise its calls would
 /// pass it by.
@@ -116,6 +128,9 @@ constexpr bool check_adaptor() {
     static_assert(!names_around_deallocate<Layer> || deallocates_around<Layer, Upstream>,
                   "tarn: around_deallocate of this policy cannot be called; declare it: public: void "
                   "around_deallocate(tarn::request const& r, void* p, auto const& next) noexcept");
+    static_assert(!names_around_extend<Layer> || extends_around<Layer, Upstream>,
+                  "tarn: around_extend of this policy cannot be called; declare it: public: bool "
+                  "around_extend(tarn::request const& r, void* p, std::size_t more, auto const& next)");
   }
   return true;
 }
@@ -129,7 +144,9 @@ constexpr bool check_adaptor() {
 /// |---------------------------------------------|-----------------------------|-----------------|
 /// | void* around_allocate(r, next)              | allocate, allocate_sync     | next.allocate   |
 /// | void around_deallocate(r, p, next) noexcept | deallocate, deallocate_sync | next.deallocate |
+/// | bool around_extend(r, p, more, next)        | extend                      | false           |
 ///
+/// A layer that defines none of them passes extend on.
 /// `r` is a request const&, `next` a next_layer const&; `p` is never null. The request that is passed on may
 /// have other bytes, another alignment or another stream. All other calls are forwarded as for any layer, see
 /// shared_resource. Costs nothing besides what the layer does. A layer derives from it by its own name:
@@ -177,6 +194,21 @@ class resource_adaptor {
     requires has_allocate_at<Upstream>
   {
     deallocate_around({stream, bytes, alignment, call_kind::at_address, p}, p);
+  }
+
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment)
+    requires resource<Upstream>
+  {
+    next_layer<Upstream> const next(upstream_);
+    request const r{stream, bytes, alignment};
+    if constexpr (detail::extends_around<Layer, Upstream>) {
+      return static_cast<Layer&>(*this).around_extend(r, p, more, next);
+    } else if constexpr (detail::names_around_allocate<Layer> || detail::names_around_deallocate<Layer>) {
+      return false;
+    } else {
+      return next.extend(r, p, more);
+    }
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }

@@ -42,6 +42,9 @@ struct retry_on_oom {
       }
     }
   }
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    return next.extend(r, p, more);
+  }
 };
 
 }  // namespace TARN_NAMESPACE

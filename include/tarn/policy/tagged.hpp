@@ -41,6 +41,9 @@ class tagged_layer : public resource_adaptor<tagged_layer<Upstream>, Upstream> {
     tag_scope const here(name_);
     return next.allocate(r);
   }
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    return next.extend(r, p, more);
+  }
 
   [[nodiscard]] tag name() const noexcept { return name_; }
 

@@ -81,6 +81,20 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     next.deallocate(r, p);
   }
 
+  /// Writes that the block was freed and allocated again, longer.
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    std::uint64_t const key = key_of(r.stream);
+    {
+      std::lock_guard const guard(mutex_);
+      (void)number_of(key);  // so that what follows needs no host memory
+    }
+    if (!next.extend(r, p, more)) return false;
+    std::lock_guard const guard(mutex_);
+    std::uintptr_t const address = address_of(p);
+    if (live_.find(address) != 0) begin(address, r.bytes + more, number_of(key));
+    return true;
+  }
+
   /// Writes what is buffered; returns false if that failed, now or before.
   bool flush() noexcept {
     std::lock_guard const guard(mutex_);
@@ -110,7 +124,11 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     std::lock_guard const guard(mutex_);
     std::uint32_t const stream = number_of(key);
     live_.make_room(1);
-    end(address);  // handed out again without a free through this layer: it was freed below
+    begin(address, bytes, stream);  // handed out again without a free through this layer: it was freed below
+  }
+  /// Writes the free of what was live at the address, if anything was, and the block.
+  void begin(std::uintptr_t address, std::size_t bytes, std::uint32_t stream) noexcept {
+    end(address);
     live_.insert(address, next_id_);
     put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
     ++next_id_;

@@ -118,6 +118,17 @@ class tracked_layer {
     upstream_.deallocate_at(stream, p, bytes, alignment);
   }
 
+  /// Counts a block that becomes longer as freed and allocated again.
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment)
+    requires has_extend<Upstream>
+  {
+    if (!upstream_.extend(stream, p, bytes, more, alignment)) return false;
+    numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
+    numbers_.count_allocation(rounded(bytes + more, alignment), bytes + more, group_of(bytes + more));
+    return true;
+  }
+
   /// Counts a block that belongs to the owner of a graph's memory as any other; see graph_memory::allocate().
   [[nodiscard]] void* allocate_for(detail::graph_owner& owner, stream_ref stream, std::size_t bytes,
                                    std::size_t alignment)

@@ -52,6 +52,7 @@
 #include "tarn/pool/graph/graph_memories.hpp"
 #include "tarn/pool/graph/graph_owner_of.hpp"
 #include "tarn/pool/heap.hpp"
+#include "tarn/pool/in_place.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/deferred_blocks.hpp"
@@ -196,6 +197,20 @@ class pool {
     if (!graphs_.record_stream(p, stream)) deferred_.record(p, stream);
   }
 
+  /// Makes a live block longer where it is, if the memory behind it is free for work on `stream` at once. The
+  /// new bytes are for that stream. From then on the block has `bytes + more` bytes, and is freed with them.
+  /// Returns whether it did: not if the block is small (below 32 KiB) or grows past 1 MiB from below, lies in
+  /// a view, or is of a graph; not for a captured stream, under a tool, or asleep. Contents stay. Makes no
+  /// driver call but to identify the stream. O(1)
+  /// @param bytes, alignment  those of the block
+  /// @throws misuse  no block starts at `p`; std::bad_alloc, cuda_error. Nothing has changed
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment) {
+    if (p == nullptr || heap_.is_lost()) return false;
+    if (!heap_.is_block(p)) detail::refuse_pointer(p, "extend");
+    return in_place_.extend(heap_.identity_of(stream), stream, p, bytes, more, alignment);
+  }
+
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams
   /// that freed it; other threads continue meanwhile. Returns the bytes given back. O(streams + free ranges +
   /// handles log handles + slots of views), over blocks O(streams + free ranges): two driver calls for each
@@ -294,14 +309,14 @@ class pool {
   [[nodiscard]] void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t)
     requires page_source<Upstream>
   {
-    return slow_.allocate_at(heap_.identity_of(stream), stream, at, bytes);
+    return in_place_.allocate_at(heap_.identity_of(stream), stream, at, bytes);
   }
   /// The bytes to ask allocate_at() for, at least `bytes`: so many that free handles have them together.
   /// O(views + free ranges + handles) @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t suggest_growth(stream_ref stream, void const* at, std::size_t bytes)
     requires page_source<Upstream>
   {
-    return slow_.suggest_growth(heap_.identity_of(stream), stream, at, bytes);
+    return in_place_.suggest_growth(heap_.identity_of(stream), stream, at, bytes);
   }
   /// Frees the last of these blocks, as deallocate() does. Its handles serve other requests; the addresses
   /// stay reserved.
@@ -318,7 +333,7 @@ class pool {
           graphs_.defer_if_captured(id, stream, p, bytes, default_alignment))
         return;
     }
-    slow_.deallocate_at(id, stream, p, bytes);
+    in_place_.deallocate_at(id, stream, p, bytes);
   }
   /// Gives the addresses back; waits for a growth that another thread is in. What the blocks' handles are
   /// mapped at stays mapped for other blocks, or until the device has completed the work on them.
@@ -494,6 +509,7 @@ class pool {
   using drain_type = detail::pool_drain<pool>;
 
   friend class detail::slow_path<pool>;
+  friend class detail::in_place<pool>;
   friend class detail::pool_sleep<pool>;
   friend drain_type;
   friend graphs_type;
@@ -546,6 +562,7 @@ class pool {
   front_type front_{heap_};
   mutable graphs_type graphs_{heap_, front_, deferred_};
   detail::slow_path<pool> slow_{*this};
+  detail::in_place<pool> in_place_{*this, slow_};
   detail::pool_sleep<pool> sleep_{*this};
   drain_type drain_{*this};
   detail::pool_fork<heap_type, front_type> fork_{heap_, front_};

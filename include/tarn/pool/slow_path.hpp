@@ -27,6 +27,9 @@ namespace TARN_NAMESPACE::detail {
 template <class Pool>
 class slow_path {
  public:
+  using front_type = typename Pool::front_type;
+  using cache_position = typename front_type::cache_position;
+
   explicit slow_path(Pool& pool) noexcept
       : pool_(pool),
         heap_(pool.heap_),
@@ -132,71 +135,6 @@ class slow_path {
     pool_.deallocate_sync(p, bytes, alignment);
   }
 
-  // ---- blocks that grow in place
-
-  /// See pool::allocate_at().
-  void* allocate_at(stream_id id, stream_ref stream, void* at, std::size_t bytes) {
-    heap_.require_ready(id, bytes, default_alignment);
-    heap_.require_access(stream_ref::from(stream.handle(), id));
-    if (is_captured_id(id) || may_be_capturing(heap_.driver(), stream))
-      throw cuda_error(refused_for_capture("growing_buffer"), heap_.driver().device().value);
-    misuse_report const last = heap_.misuse_at_end();
-    if (heap_.holds_growth_lock())
-      heap_.refuse(id, bytes, default_alignment, "the pool, because a handler of its own growth called it");
-    block_request request(id, stream, bytes, bytes, default_alignment);
-    {
-      growth_lock const growing = heap_.lock_growth();
-      if (heap_.is_lost()) heap_.refuse_forked();
-      if (!find_growing(growing, request, at)) refuse_pointer(at, "growing_buffer");
-      // A block that is deferred at these addresses is in the way: the host waits for the streams that use
-      // it.
-      if (has_blocks_from(growing, request)) deferred_.release(growing, true);
-    }
-    block_batch batch;
-    climb({}, request, batch);
-    return batch.blocks[0];
-  }
-  /// See pool::suggest_growth().
-  std::size_t suggest_growth(stream_id id, stream_ref stream, void const* at, std::size_t bytes) {
-    if (heap_.is_lost() || heap_.is_asleep() || heap_.holds_growth_lock()) return bytes;
-    // The cached large block of the stream first: it is the memory that the stream freed last.
-    std::size_t cached_bytes = 0;
-    cache_position const position = front_.find_or_make(id, stream);
-    void* const cached = position.of_stream != nullptr ? front_.take_large(position, cached_bytes) : nullptr;
-    if (cached != nullptr) heap_.put_range(id, stream, cached, cached_bytes);
-    bool const is_captured = may_be_capturing(heap_.driver(), stream);
-    growth_lock const growing = heap_.lock_growth();
-    block_request request(id, stream, bytes, bytes, default_alignment);
-    if (heap_.is_lost() || heap_.is_asleep() || !find_growing(growing, request, at)) return bytes;
-    hot_lock held = heap_.lock_hot();
-    arena& space = heap_.space(held);
-    growth_request wanted;
-    wanted.taker = space.streams.get(id, stream, common);
-    wanted.where = zone::larger;
-    wanted.bytes = bytes;
-    kept_domain const kept(space.streams[wanted.taker]);
-    auto const suggested = [&] {
-      return heap_.growth(growing).template visit_pages<std::size_t>(
-          [&](auto& pages) { return pages.growing().suggest(space, wanted, request.view, request.offset); });
-    };
-    std::size_t found = suggested();
-    if (found == 0 && !is_captured && others_have_free(space, wanted.taker)) {
-      collect_finished(growing, space, heap_.order(growing), may_release(held), common, wanted.taker);
-      if (suggested() == 0)
-        (void)steal(growing, space, heap_.order(growing), may_release(held), wanted.taker);
-      found = suggested();
-    }
-    return found != 0 ? found : bytes;
-  }
-  /// Returns such a block to the heap. No cache keeps it: its address serves nothing else.
-  void deallocate_at(stream_id id, stream_ref stream, void* p, std::size_t bytes) noexcept {
-    misuse_report const last = heap_.misuse_at_end();
-    if (id == stream_ref::unknown_id && graphs_.may_hold(p) &&
-        take_back_of_graphs(id, stream, p, bytes, default_alignment))
-      return;
-    return_to_part(id, stream, p, bytes, default_alignment);
-  }
-
   /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
   TARN_NOINLINE bool take_back_recorded(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
@@ -214,29 +152,7 @@ class slow_path {
     return_to_part(neutral_id, {}, p, bytes, alignment);  // no cache keeps a block that grew in place
   }
 
- private:
-  bool has_blocks_from(growth_lock const& growing, block_request const& request) {
-    hot_lock const held = heap_.lock_hot();
-    return heap_.growth(growing).template visit_pages<bool>([&](auto& pages) {
-      return pages.growing().has_blocks_from(heap_.space(held), request.view, request.offset);
-    });
-  }
-  /// Sets the growing view that an address lies in, and the place in it. Returns false if there is none.
-  bool find_growing(growth_lock const& growing, block_request& request, void const* at) {
-    hot_lock const held = heap_.lock_hot();
-    return heap_.growth(growing).template visit_pages<bool>([&](auto& pages) {
-      auto const address = reinterpret_cast<std::uintptr_t>(at);
-      request.view = pages.growing().find(heap_.space(held), address);
-      if (request.view != 0) request.offset = address - pages.growing().address_of(request.view);
-      return request.view != 0;
-    });
-  }
-
-  using front_type = typename Pool::front_type;
-  using cache_position = typename front_type::cache_position;
-
-  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
-  static constexpr std::uint32_t batch_of_capture = 4;
+  // ---- for in_place, too
 
   /// Takes back a block of an owner's part, or one that graphs use. Returns false if it is to be freed as any
   /// other.
@@ -259,15 +175,6 @@ class slow_path {
     }
     return true;
   }
-  /// Frees a block under the identity that its stream has in a capture.
-  void free_captured(stream_id as, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    stream_ref const stream = stream_ref::from(nullptr, as);
-    if (deferred_.may_hold(p) && deferred_.defer(as, stream, p, bytes, alignment)) return;
-    if (alignment <= default_alignment && !heap_.is_asleep() &&
-        front_.put(as, p, lazy_block_size{bytes}, entry::always))
-      return;
-    put(as, stream, p, bytes, alignment, !heap_.is_asleep());
-  }
   /// Returns a block to its part in the order of a stream that is of no capture.
   void return_to_part(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                       std::size_t alignment) noexcept {
@@ -278,6 +185,53 @@ class slow_path {
       return;
     }
     put(id, stream, p, bytes, alignment, false);
+  }
+  /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there
+  /// give back what they cache.
+  TARN_NOINLINE void climb(cache_position const& position, block_request const& request, block_batch& batch) {
+    if (heap_.holds_growth_lock()) [[unlikely]]  // a growth cannot start another one
+      heap_.refuse(request.id, request.asked, request.alignment,
+                   "the pool, because a handler of its own growth called it");
+    auto const climb_alone = [&] {
+      growth_lock const growing = heap_.lock_growth();
+      if (heap_.is_asleep()) [[unlikely]]
+        heap_.refuse_asleep(request.asked);
+      if (!is_captured_id(request.id)) {
+        deferred_.release(growing, false);
+        if (graphs_.has_ended()) (void)graphs_.reap(growing, pool_, false);
+      }
+      for (;;) {
+        try {
+          idle_blocks const idle = front_.idle();
+          hot_lock held = heap_.lock_hot();
+          ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb(idle);
+          return heap_.count_if_uncached(held, request, position.cache == nullptr);
+        } catch (out_of_memory const&) {
+          if (!graphs_.has_ended() || !graphs_.reap(growing, pool_, true)) throw;
+        }
+      }
+    };
+    try {
+      pool_.others_.with_help(climb_alone, [&](memory_report const& r) { return lacking(r, request); });
+    } catch (out_of_memory const&) {
+      growth_lock const growing = heap_.lock_growth();
+      ++heap_.counters(growing).ooms;
+      throw;
+    }
+  }
+
+ private:
+  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
+  static constexpr std::uint32_t batch_of_capture = 4;
+
+  /// Frees a block under the identity that its stream has in a capture.
+  void free_captured(stream_id as, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    stream_ref const stream = stream_ref::from(nullptr, as);
+    if (deferred_.may_hold(p) && deferred_.defer(as, stream, p, bytes, alignment)) return;
+    if (alignment <= default_alignment && !heap_.is_asleep() &&
+        front_.put(as, p, lazy_block_size{bytes}, entry::always))
+      return;
+    put(as, stream, p, bytes, alignment, !heap_.is_asleep());
   }
   /// Keeps a block in the calling thread's cache, if it may, and returns what has no room there to the heap.
   void put(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
@@ -328,39 +282,6 @@ class slow_path {
     return any && take_from_heap(position, request, batch);
   }
 
-  /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there
-  /// give back what they cache.
-  TARN_NOINLINE void climb(cache_position const& position, block_request const& request, block_batch& batch) {
-    if (heap_.holds_growth_lock()) [[unlikely]]  // a growth cannot start another one
-      heap_.refuse(request.id, request.asked, request.alignment,
-                   "the pool, because a handler of its own growth called it");
-    auto const climb_alone = [&] {
-      growth_lock const growing = heap_.lock_growth();
-      if (heap_.is_asleep()) [[unlikely]]
-        heap_.refuse_asleep(request.asked);
-      if (!is_captured_id(request.id)) {
-        deferred_.release(growing, false);
-        if (graphs_.has_ended()) (void)graphs_.reap(growing, pool_, false);
-      }
-      for (;;) {
-        try {
-          idle_blocks const idle = front_.idle();
-          hot_lock held = heap_.lock_hot();
-          ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb(idle);
-          return heap_.count_if_uncached(held, request, position.cache == nullptr);
-        } catch (out_of_memory const&) {
-          if (!graphs_.has_ended() || !graphs_.reap(growing, pool_, true)) throw;
-        }
-      }
-    };
-    try {
-      pool_.others_.with_help(climb_alone, [&](memory_report const& r) { return lacking(r, request); });
-    } catch (out_of_memory const&) {
-      growth_lock const growing = heap_.lock_growth();
-      ++heap_.counters(growing).ooms;
-      throw;
-    }
-  }
   /// What the device lacks for a request, bytes; the whole request if it has that much, but cannot use it.
   [[nodiscard]] std::size_t lacking(memory_report const& refused,
                                     block_request const& request) const noexcept {

@@ -184,6 +184,26 @@ class arena {
     return r;
   }
 
+  /// Lengthens a live block in place by `more` bytes of the free range behind it. Returns false, and changes
+  /// nothing, unless that range is the taker's own or neutral, and the block is a range of the common part.
+  /// Requires make_room(). O(1)
+  [[nodiscard]] bool extend(domain_ref taker, void const* p, std::size_t bytes, std::size_t more) noexcept {
+    range_ref const r = blocks.find(reinterpret_cast<std::uintptr_t>(p));
+    if (r == 0 || ranges[r].bytes != bytes || ranges[r].chain != 0 || ranges[r].view_or_split != 0 ||
+        ranges[r].part != common)
+      return false;
+    range_ref const behind = ranges[r].next;
+    if (behind == 0) return false;
+    range const& free = ranges[behind];
+    bool const is_usable =
+        free.state == range_state::free && (free.domain == taker || free.domain == neutral);
+    if (!is_usable || free.bytes < more || free.where != ranges[r].where) return false;
+    if (!joins_handles && begins_handle(free.address)) return false;
+    merge(r, carve(behind, free.address, more));
+    count_live(more, common);
+    return true;
+  }
+
   /// Whether a block that is not free starts at an address. Those that threads cache are not free here.
   [[nodiscard]] bool is_block(void const* p) const noexcept {
     if (blocks.find(reinterpret_cast<std::uintptr_t>(p)) != 0) return true;
