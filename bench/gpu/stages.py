@@ -84,7 +84,7 @@ CONFIGURE = (
 # Programs, and whether the stage build makes them beside cuda_programs.
 TARGETS = [
     (["cuda_programs"], "not prebuilt"),
-    (["tarn_replay", "tarn_hot_paths", "tarn_moving", "tarn_sleep", "tarn_compact", "tarn_reservations"], "not prebuilt and not only_two_gpus"),
+    (["tarn_replay", "tarn_hot_paths", "tarn_moving", "tarn_sleep", "tarn_compact", "tarn_growing", "tarn_reservations"], "not prebuilt and not only_two_gpus"),
     (["tarn_replay_rmm", "tarn_hot_paths_rmm"], "not prebuilt and not only_two_gpus and rmm_dir"),
     (["tarn_replay_dali", "tarn_hot_paths_dali"], "not prebuilt and not only_two_gpus and dali_dir"),
     (["tarn_replay_torch", "tarn_hot_paths_torch"],
@@ -182,6 +182,8 @@ STAGES = [
           file="moving.jsonl", needs=["tarn_moving"]),
     stage("sleep", 60, "{tarn_sleep} --device cuda --json {new}", file="sleep.jsonl", needs=["tarn_sleep"]),
     # Compaction of a checkerboard and of each trace.
+    stage("growing", 60, "{tarn_growing} --device sim --json {new}", "{tarn_growing} --device cuda --json {new}",
+          file="growing.jsonl", needs=["tarn_growing"]),
     stage("compact", 60, "{tarn_compact} --device cuda --json {new} {all_traces}", file="compact.jsonl", needs=["tarn_compact"]),
     # Tasks whose peaks exceed the device.
     stage("reservations", 60, "{tarn_reservations} --device cuda --json {new}", file="reservations.jsonl", needs=["tarn_reservations"]),

@@ -21,7 +21,7 @@ PLANTED = {
             "it takes a handle that another stream has freed",
             "pool/pages/growing_views.hpp",
             "(node.domain != taker && node.domain != a.streams[taker].neutral_domain))\n        return false;",
-            "taker == no_domain)\n        return false;",
+            "(node.domain != taker && taker == ~domain_ref{0}))\n        return false;",
         ),
         Mutant(
             "what it shows is unmapped while work uses it",
@@ -34,7 +34,7 @@ PLANTED = {
             "pool/pages/growing_views.hpp",
             "      if (has_blocks_from(a, i, offset)) throw_blocked();\n",
             "",
-            elsewhere=(("pool/slow_path.hpp", "if (has_blocks_from(growing, request)) deferred_.release(growing, true);", ""),),
+            elsewhere=(("pool/in_place.hpp", "if (has_blocks_from(growing, request)) deferred_.release(growing, true);", ""),),
             finder="tests/raii/growing_buffer.cpp",
         ),
         Mutant(
