@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/driver/stream_device.hpp"
 
+#include <cstring>
 #include <vector>
 
 #include "catch.hpp"
@@ -8,6 +9,7 @@
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/no_driver.hpp"
 #include "tarn/driver/sim/sim_driver.hpp"
+#include "tarn/raii/stream.hpp"
 
 using namespace tarn;
 
@@ -63,6 +65,12 @@ TEST_CASE("find_device asks once for each stream, and not at all on a machine of
   CHECK(machine.calls()[driver_call::is_capturing] == (count == 1 ? 0U : 1U));
   CHECK(detail::device_of(driver, s) == device_id{count - 1});
   CHECK(detail::driver_of(driver, s).device() == device_id{count - 1});
+  stream_ref other;
+  REQUIRE(machine.create_blocking_stream(device_id{count - 1}, other).ok());
+  status known;
+  stream_ref const identified =
+      detail::identify_and_learn<detail::default_streams::of_own_device>(driver, other, known);
+  CHECK(detail::device_of(driver, identified) == device_id{count - 1});
   stream_ref made;
   REQUIRE(machine.driver(device_id{count - 1}).create_stream(made).ok());
   machine.reset_calls();
@@ -167,7 +175,8 @@ TEST_CASE("fill_in_order sets bytes in the order of a stream of another device",
   REQUIRE(machine.driver(device_id{1}).create_stream(s).ok());
   void* p = nullptr;
   REQUIRE(driver.malloc_device(64, p).ok());
-  REQUIRE(machine.driver(device_id{1}).launch(s, 1'000'000).ok());
+  auto const write = [p] { std::memset(p, 1, 64); };
+  REQUIRE(machine.driver(device_id{1}).launch(s, 1'000'000, {{p, 64, sim_use::writes}}, write).ok());
   CHECK_FALSE(driver.fill(s, p, 1, 64).ok());  // the stream is not of the driver's device
   CHECK(detail::fill_in_order(driver, s, p, 7, 64).ok());
   unsigned char seen[64] = {};

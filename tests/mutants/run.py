@@ -154,10 +154,10 @@ def failed_test_in(said):
     return " ".join(found.group(1).split()) if found else said.strip()[:200]
 
 
-def run(program, first, last, jobs=1, limit=TIME_LIMIT):
+def run(program, first, last, jobs=1, limit=TIME_LIMIT, profile=""):
     """(exit status, output); the status is None on timeout."""
     command = [str(program), "--seeds", f"{first}..{last}", "--jobs", str(jobs)]
-    command += ["--patience", str(PATIENCE), "--no-shrink"]
+    command += ["--patience", str(PATIENCE), "--no-shrink"] + (["--profile", profile] if profile else [])
     return run_limited(command, limit)
 
 
@@ -203,11 +203,11 @@ def look_for(mutant, number, options):
             return status, said, 0, seconds["building"], seconds["looking"]
         timed("building", build, tree, program, "-O0", mutant.finder)
         seeds = POLICY_SEEDS if mutant.finder == "policies" else min(SOON, options.seeds)
-        status, said = timed("looking", run, program, 1, seeds)
+        status, said = timed("looking", run, program, 1, seeds, 1, TIME_LIMIT, mutant.profile)
         operations = operations_in(said)
         if status == 0 and options.seeds > SOON and mutant.finder == "simulation":
             timed("building", build, tree, program, "-O1")
-            status, said = timed("looking", run, program, SOON + 1, options.seeds)
+            status, said = timed("looking", run, program, SOON + 1, options.seeds, 1, TIME_LIMIT, mutant.profile)
             operations += operations_in(said)
     except OutOfDate as error:
         raise OutOfDate(f"'{mutant.name}': {error}") from None
