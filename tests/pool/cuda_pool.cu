@@ -300,6 +300,25 @@ TEST_CASE("device_pool with static storage is destroyed without an error after C
   SUCCEED("the exit status is the result");
 }
 
+TEST_CASE("device_pool extends a block where it is, while kernels use it", "[pool][cuda][extend]") {
+  if (!has_cuda_devices()) return;
+  stream_pair s;
+  device_pool pool;
+  pool.deallocate(s.a, pool.allocate(s.a, 16_MiB), 16_MiB);
+  void* const p = pool.allocate(s.a, 3_MiB);
+  write(s.a, p, 3_MiB, 6);
+  REQUIRE(keep_busy(s.a, 5));
+  REQUIRE(pool.extend(s.a, p, 3_MiB, 5_MiB));
+  auto* const behind = static_cast<std::byte*>(p) + 3_MiB;
+  write(s.a, behind, 5_MiB, 7);
+  CHECK(differences(s.a, p, 3_MiB, 6) == 0);
+  CHECK(differences(s.a, behind, 5_MiB, 7) == 0);
+  CHECK_FALSE(pool.extend(s.b, p, 8_MiB, 1_MiB));  // what is behind was freed on another stream
+  CHECK(memory_allocated(pool) == 8_MiB);
+  pool.deallocate(s.a, p, 8_MiB);
+  CHECK(memory_allocated(pool) == 0);
+}
+
 TEST_CASE("device_buffer on CUDA copies across streams in order", "[raii][cuda]") {
   if (!has_cuda_devices()) return;
   stream_pair s;
