@@ -720,6 +720,12 @@ enum class sim_sharing : std::uint8_t {
   descriptors_and_fabric  ///< and fabric, within one machine
 };
 
+/// Where a device's memory is.
+enum class sim_placement : std::uint8_t {
+  discrete,   ///< in a card, apart from the host's
+  integrated  ///< it is the host's, as of a Jetson; pinned and managed memory then count for the device, too
+};
+
 /// Whether the order checker is active (sim_order.hpp). It costs time and memory per access.
 enum class sim_checks : std::uint8_t {
   off,
@@ -746,6 +752,9 @@ struct sim_options {
   std::size_t other_processes = 0;  ///< part of `taken`; so is what take_memory() takes later
   std::size_t set_aside = 0;        ///< part of `taken`, by driver and firmware; the rest is unowned
   sim_accounting accounting = sim_accounting::reported;
+  sim_placement placement = sim_placement::discrete;
+  /// The host's page cache, which the driver counts as used. An integrated device gives it to who allocates.
+  std::size_t page_cache = 0;
   std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
   std::size_t granularity = 2_MiB;     ///< of pages
   sim_backing backing = sim_backing::host_backed;
@@ -1093,7 +1102,7 @@ class sim_memory {
     if (bytes > max_request_bytes) return sim_code::out_of_memory;
     bool const host = on_host(kind);
     std::size_t const charged = align_up(bytes, block_granularity);
-    std::size_t const room = host ? host_room() : usage(device).free_bytes();
+    std::size_t const room = host && !is_integrated() ? host_room() : usage(device).free_bytes();
     if (charged > room) return sim_code::out_of_memory;
     bool const whole_pages = bytes >= options_.granularity;
     std::size_t const shift = host || whole_pages ? 0 : default_alignment;
@@ -1111,6 +1120,7 @@ class sim_memory {
     if (host) {
       host_used_ += charged;
       ++host_blocks_;
+      if (is_integrated()) charge(usage(device), charged);
     } else {
       auto& d = usage(device);
       charge(d, charged);
@@ -1135,6 +1145,7 @@ class sim_memory {
     if (on_host(kind)) {
       host_used_ -= gone.charged;
       --host_blocks_;
+      if (is_integrated()) usage(gone.device).used -= gone.charged;
     } else {
       auto& d = usage(gone.device);
       d.used -= gone.charged;
@@ -1313,6 +1324,9 @@ class sim_memory {
   static bool on_host(sim_kind kind) noexcept {
     return kind == sim_kind::pinned || kind == sim_kind::managed || kind == sim_kind::registered;
   }
+  [[nodiscard]] bool is_integrated() const noexcept {
+    return options_.placement == sim_placement::integrated;
+  }
   [[nodiscard]] std::size_t host_room() const noexcept {
     return host_used_ >= options_.host_capacity ? 0 : options_.host_capacity - host_used_;
   }
@@ -1401,10 +1415,13 @@ namespace TARN_NAMESPACE::detail {
   };
   device_account account;
   account.source = "the simulated NVML";
-  account.total = usage.capacity;
-  account.free = usage.free_bytes();
   std::size_t const context = part(options.context);
-  account.set_aside = part(options.set_aside);
+  std::size_t const set_aside = part(options.set_aside);
+  if (options.placement == sim_placement::discrete) {  // of an integrated GPU NVML says "not supported"
+    account.total = usage.capacity;
+    account.free = usage.free_bytes();
+    account.set_aside = set_aside;
+  }
   std::size_t const came_later = usage.taken > options.taken ? usage.taken - options.taken : 0;
   std::size_t const others = part(options.other_processes + came_later);
   if (options.accounting == sim_accounting::hidden) {
@@ -4337,8 +4354,13 @@ class sim_driver {
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
       sim_usage const& u = m.memory.usage(device_.value);
-      free = u.free_bytes();
+      free = u.free_bytes() - detail::min_of(u.free_bytes(), m.options.page_cache);
       total = u.capacity;
+      if (m.options.placement == sim_placement::integrated) {
+        message<64> const meminfo("MemFree: ", free / 1_KiB, " kB\nMemAvailable: ", u.free_bytes() / 1_KiB,
+                                  " kB\n");
+        detail::use_available(meminfo.view(), total, free);
+      }
       return code::ok;
     });
   }

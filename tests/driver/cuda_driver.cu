@@ -48,6 +48,21 @@ TEST_CASE("cuda_driver keeps the driver contract", "[driver][cuda_driver][cuda]"
   test::driver_contract(cuda_bench{});
 }
 
+TEST_CASE("cuda_driver reports the free memory of a card as CUDA does, that of an integrated GPU as the host does",
+          "[driver][cuda_driver][cuda][meminfo]") {
+  if (!has_cuda_devices()) return;
+  int integrated = 0;
+  REQUIRE(cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, 0) == cudaSuccess);
+  std::size_t free = 0, total = 0, expected = 0, cuda_total = 0;
+  REQUIRE(cuda_driver{device_id{0}}.memory_info(free, total).ok());
+  REQUIRE(cudaMemGetInfo(&expected, &cuda_total) == cudaSuccess);
+  if (integrated != 0) detail::use_available(cuda_total, expected);
+  CHECK(total == cuda_total);
+  CHECK(free <= total);
+  std::size_t const apart = free < expected ? expected - free : free - expected;
+  CHECK(apart <= (integrated != 0 ? 64_MiB : 0));  // the host's other programs go on
+}
+
 TEST_CASE("cuda_driver clears the last error of a refusal that tarn handles", "[driver][cuda_driver][cuda]") {
   if (!has_cuda_devices()) return;
   cuda_driver const driver;

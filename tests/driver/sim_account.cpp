@@ -61,6 +61,15 @@ TEST_CASE("a simulated device of any capacity has free memory", "[driver][sim_op
   CHECK(sim_machine(sim_options{}).options().taken == 1_GiB);
 }
 
+TEST_CASE("sim_account reports the processes of an integrated device, and not its memory",
+          "[driver][sim_account]") {
+  sim_machine const machine{{.taken = 2_GiB, .context = 500_MiB, .placement = sim_placement::integrated}};
+  device_account const account = account_of(machine);
+  CHECK(account.total == device_account::unknown);
+  CHECK(account.free == device_account::unknown);
+  CHECK(account.this_process == 500_MiB);
+}
+
 TEST_CASE("sim_account never reports more than is taken", "[driver][sim_account]") {
   sim_machine const machine{
       {.taken = 1_GiB, .context = 600_MiB, .other_processes = 5_GiB, .set_aside = 1_GiB}};

@@ -1131,6 +1131,20 @@ PLANTED = {
             finder="tests/policy/headroom.cpp",
         ),
         Mutant(
+            "an integrated GPU has more free than in all",
+            "driver/meminfo.hpp",
+            "free = kib <= most ? kib * 1024 : total;",
+            "free = kib * 1024;",
+            finder="tests/driver/meminfo.cpp",
+        ),
+        Mutant(
+            "a number without its unit counts as available memory",
+            "driver/meminfo.hpp",
+            'if (at == digits || !meminfo.substr(at).starts_with(" kB\\n")) return;',
+            "if (at == digits) return;",
+            finder="tests/driver/meminfo.cpp",
+        ),
+        Mutant(
             "a growth may take the headroom as long as some is left",
             "policy/headroom.hpp",
             "left - bytes >= rest",

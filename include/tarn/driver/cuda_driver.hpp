@@ -21,6 +21,7 @@
 #include "tarn/driver/cuda_memory_tool.hpp"
 #include "tarn/driver/cuda_scope.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/meminfo.hpp"
 #include "tarn/driver/nvml.hpp"
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/stream_device.hpp"
@@ -319,8 +320,16 @@ class basic_cuda_driver {
   /// What cudaMalloc may need beside the bytes that it allocates, for page tables and rounding. With up
   /// to 5.2 MiB more than 1 GiB free, a cudaMalloc of 1 GiB failed (H200, driver 580).
   [[nodiscard]] static constexpr std::size_t allocation_overhead() noexcept { return 16_MiB; }
+  /// Of an integrated GPU, which has the host's memory, `free` is what the host reports as available: CUDA
+  /// counts the page cache as used. Not so where a card of its own shares the host's page tables (GH200).
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
-    return beside_captures("cudaMemGetInfo", device_, [&] { return cudaMemGetInfo(&free, &total); });
+    status const s =
+        beside_captures("cudaMemGetInfo", device_, [&] { return cudaMemGetInfo(&free, &total); });
+    int integrated = 0;
+    if (s.ok() && cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device_) == cudaSuccess &&
+        integrated != 0)
+      detail::use_available(total, free);
+    return s;
   }
   /// Reports NVML's figures. Loads NVML at run time; a program that calls this links libdl if that is a
   /// separate library (glibc before 2.34). unsupported: NVML is missing or does not know the device.

@@ -29,7 +29,7 @@
 // | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
 // | convert(stream, to, from, count), optional                   | 4 us             | a kernel that converts elements (core/element) in device memory     |
 // | can_share(device, bool&), optional                           | once             | whether that device can access this device's pages                  |
-// | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo                              |
+// | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo; what the host has available if the GPU is integrated |
 // | allocation_overhead(), optional                              | 0                | bytes that an allocation may need beside its own; 0 if absent       |
 // | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |
 // | reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 us          | address ranges                                                      |

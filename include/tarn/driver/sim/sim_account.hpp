@@ -21,10 +21,13 @@ namespace TARN_NAMESPACE::detail {
   };
   device_account account;
   account.source = "the simulated NVML";
-  account.total = usage.capacity;
-  account.free = usage.free_bytes();
   std::size_t const context = part(options.context);
-  account.set_aside = part(options.set_aside);
+  std::size_t const set_aside = part(options.set_aside);
+  if (options.placement == sim_placement::discrete) {  // of an integrated GPU NVML says "not supported"
+    account.total = usage.capacity;
+    account.free = usage.free_bytes();
+    account.set_aside = set_aside;
+  }
   std::size_t const came_later = usage.taken > options.taken ? usage.taken - options.taken : 0;
   std::size_t const others = part(options.other_processes + came_later);
   if (options.accounting == sim_accounting::hidden) {

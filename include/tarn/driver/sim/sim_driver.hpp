@@ -14,10 +14,13 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/message.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/captured_handles.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/meminfo.hpp"
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/sim/sim_account.hpp"
 #include "tarn/driver/sim/sim_convert.hpp"
@@ -263,8 +266,13 @@ class sim_driver {
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
       sim_usage const& u = m.memory.usage(device_.value);
-      free = u.free_bytes();
+      free = u.free_bytes() - detail::min_of(u.free_bytes(), m.options.page_cache);
       total = u.capacity;
+      if (m.options.placement == sim_placement::integrated) {
+        message<64> const meminfo("MemFree: ", free / 1_KiB, " kB\nMemAvailable: ", u.free_bytes() / 1_KiB,
+                                  " kB\n");
+        detail::use_available(meminfo.view(), total, free);
+      }
       return code::ok;
     });
   }

@@ -227,7 +227,7 @@ class sim_memory {
     if (bytes > max_request_bytes) return sim_code::out_of_memory;
     bool const host = on_host(kind);
     std::size_t const charged = align_up(bytes, block_granularity);
-    std::size_t const room = host ? host_room() : usage(device).free_bytes();
+    std::size_t const room = host && !is_integrated() ? host_room() : usage(device).free_bytes();
     if (charged > room) return sim_code::out_of_memory;
     bool const whole_pages = bytes >= options_.granularity;
     std::size_t const shift = host || whole_pages ? 0 : default_alignment;
@@ -245,6 +245,7 @@ class sim_memory {
     if (host) {
       host_used_ += charged;
       ++host_blocks_;
+      if (is_integrated()) charge(usage(device), charged);
     } else {
       auto& d = usage(device);
       charge(d, charged);
@@ -269,6 +270,7 @@ class sim_memory {
     if (on_host(kind)) {
       host_used_ -= gone.charged;
       --host_blocks_;
+      if (is_integrated()) usage(gone.device).used -= gone.charged;
     } else {
       auto& d = usage(gone.device);
       d.used -= gone.charged;
@@ -446,6 +448,9 @@ class sim_memory {
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
   static bool on_host(sim_kind kind) noexcept {
     return kind == sim_kind::pinned || kind == sim_kind::managed || kind == sim_kind::registered;
+  }
+  [[nodiscard]] bool is_integrated() const noexcept {
+    return options_.placement == sim_placement::integrated;
   }
   [[nodiscard]] std::size_t host_room() const noexcept {
     return host_used_ >= options_.host_capacity ? 0 : options_.host_capacity - host_used_;

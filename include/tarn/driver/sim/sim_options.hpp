@@ -34,6 +34,12 @@ enum class sim_sharing : std::uint8_t {
   descriptors_and_fabric  ///< and fabric, within one machine
 };
 
+/// Where a device's memory is.
+enum class sim_placement : std::uint8_t {
+  discrete,   ///< in a card, apart from the host's
+  integrated  ///< it is the host's, as of a Jetson; pinned and managed memory then count for the device, too
+};
+
 /// Whether the order checker is active (sim_order.hpp). It costs time and memory per access.
 enum class sim_checks : std::uint8_t {
   off,
@@ -60,6 +66,9 @@ struct sim_options {
   std::size_t other_processes = 0;  ///< part of `taken`; so is what take_memory() takes later
   std::size_t set_aside = 0;        ///< part of `taken`, by driver and firmware; the rest is unowned
   sim_accounting accounting = sim_accounting::reported;
+  sim_placement placement = sim_placement::discrete;
+  /// The host's page cache, which the driver counts as used. An integrated device gives it to who allocates.
+  std::size_t page_cache = 0;
   std::size_t host_capacity = 64_GiB;  ///< for pinned and managed memory together
   std::size_t granularity = 2_MiB;     ///< of pages
   sim_backing backing = sim_backing::host_backed;
