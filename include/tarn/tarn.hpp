@@ -43,6 +43,7 @@
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/policy/prefetched.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/traced.hpp"
 #include "tarn/policy/tracked.hpp"

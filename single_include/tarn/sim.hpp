@@ -24,6 +24,7 @@
 #include <mutex>
 #include <new>
 #include <utility>
+#include <vector>
 
 // ---- tarn/driver/sim/sim_account.hpp
 // The simulated NVML: a device's memory by process.
@@ -707,6 +708,10 @@ enum class sim_paging : std::uint8_t { available, missing };
 /// devices do not.
 enum class sim_memory_pools : std::uint8_t { available, missing };
 
+/// Whether simulated devices can move pages of managed memory while they run (concurrentManagedAccess); those
+/// of Windows and some Jetsons cannot.
+enum class sim_migration : std::uint8_t { available, missing };
+
 /// Whether simulated devices can access each other's pages, as over NVLink. Copies between them do not need
 /// it.
 enum class sim_peers : std::uint8_t { reachable, apart };
@@ -760,6 +765,7 @@ struct sim_options {
   sim_backing backing = sim_backing::host_backed;
   sim_paging paging = sim_paging::available;
   sim_memory_pools memory_pools = sim_memory_pools::available;
+  sim_migration migration = sim_migration::available;
   sim_peers peers = sim_peers::reachable;
   sim_sharing sharing = sim_sharing::none;  ///< not the default: each handle would take a file descriptor
   sim_checks checks = sim_checks::off;
@@ -906,6 +912,15 @@ namespace detail {
 enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered };
 
 }  // namespace detail
+
+/// What calls have said of a page of managed memory. `nowhere` as CUDA's cudaInvalidDeviceId.
+struct sim_managed_page {
+  static constexpr device_id nowhere{-2};
+  device_id prefetched_to = nowhere;  ///< by the last prefetch that was enqueued, complete or not
+  device_id preferred_location = nowhere;
+  bool read_mostly = false;
+  std::vector<device_id> accessed_by{};
+};
 
 /// Memory use of a simulated device, bytes and counts.
 struct sim_usage {
@@ -1213,6 +1228,25 @@ class sim_memory {
     return it != blocks_.end() && on_host(it->second.kind);
   }
 
+  /// Calls change(page, bytes) for the pages of managed memory behind a range, once for those that are alike.
+  template <class Change>
+  sim_code change_managed(void const* p, std::size_t bytes, Change const& change) {
+    if (!in_block(p, bytes, sim_kind::managed)) return sim_code::invalid_value;
+    auto const it = containing(blocks_, address(p));
+    auto& pages = it->second.pages;
+    std::size_t const begin = align_down(address(p) - it->first, host_page_bytes());
+    std::size_t const end = align_up(address(p) - it->first + bytes, host_page_bytes());
+    for (std::size_t const cut : {begin, end}) pages.emplace(cut, std::prev(pages.upper_bound(cut))->second);
+    for (auto at = pages.find(begin); at->first != end; ++at)
+      change(at->second, std::next(at)->first - at->first);
+    return sim_code::ok;
+  }
+  /// Returns what holds of a page of managed memory, or of none.
+  [[nodiscard]] sim_managed_page managed_page(void const* p) const {
+    auto const it = containing(blocks_, address(p));
+    if (it == blocks_.end() || it->second.kind != sim_kind::managed) return {};
+    return std::prev(it->second.pages.upper_bound(address(p) - it->first))->second;
+  }
   /// Returns true for pinned, registered and managed memory.
   [[nodiscard]] bool is_on_host(void const* p) const noexcept {
     auto const it = containing(blocks_, address(p));
@@ -1317,6 +1351,8 @@ class sim_memory {
     std::uint64_t key;
     int device;
     sim_kind kind;
+    /// Of managed memory, by the offset of the first of those that are alike.
+    std::map<std::size_t, sim_managed_page> pages{{0, {}}};
   };
   using block_map = std::map<std::uintptr_t, block>;
 
@@ -3928,6 +3964,9 @@ class sim_machine {
   [[nodiscard]] sim_usage usage(device_id device = {}) const {
     return has(device) ? hold()->memory.usage(device.value) : sim_usage{};
   }
+  /// Returns what calls have said of the page of managed memory at `p`.
+  [[nodiscard]] sim_managed_page managed_page(void const* p) const { return hold()->memory.managed_page(p); }
+
   // Failures of real machines.
 
   /// Breaks a device like a kernel's illegal access: every call on it fails until repair().
@@ -4351,6 +4390,50 @@ class sim_driver {
     });
   }
 
+  /// Takes the time of a copy of what is not there yet. The pages stay accessible everywhere.
+  status prefetch(stream_ref stream, void const* p, std::size_t bytes, device_id to) const noexcept {
+    return on_stream(driver_call::prefetch, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      if (code const refused = can_migrate(m, to); refused != code::ok) return refused;
+      if (s.capture) return m.streams.refuse_captured(s);
+      std::size_t moved = 0;
+      code const found = m.memory.change_managed(p, bytes, [&](sim_managed_page& page, std::size_t size) {
+        if (page.prefetched_to != to) moved += size;
+        page.prefetched_to = to;
+      });
+      if (found != code::ok) return code::not_supported;
+      auto const nothing = [] {};
+      return m.streams.enqueue(s, detail::sim_transfer(moved, costs().pinned_rate),
+                               std::make_shared<detail::sim_kernel<decltype(nothing)>>(
+                                   std::initializer_list<sim_access>{}, nothing),
+                               detail::sim_streams::caller::driver);
+    });
+  }
+  status advise(void const* p, std::size_t bytes, memory_advice advice, device_id where) const noexcept {
+    return call(driver_call::advise, costs().copy, [&](state& m) {
+      if (bytes == 0) return code::ok;
+      if (code const refused = can_migrate(m, where); refused != code::ok) return refused;
+      code const found = m.memory.change_managed(p, bytes, [&](sim_managed_page& page, std::size_t) {
+        bool const is_set = advice == memory_advice::read_mostly || advice == memory_advice::accessed_by ||
+                            advice == memory_advice::preferred_location;
+        switch (advice) {
+          case memory_advice::read_mostly:
+          case memory_advice::not_read_mostly:
+            page.read_mostly = is_set;
+            break;
+          case memory_advice::preferred_location:
+          case memory_advice::no_preferred_location:
+            page.preferred_location = is_set ? where : sim_managed_page::nowhere;
+            break;
+          default:
+            std::erase(page.accessed_by, where);
+            if (is_set) page.accessed_by.push_back(where);
+        }
+      });
+      return found == code::ok ? found : code::not_supported;
+    });
+  }
+
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
       sim_usage const& u = m.memory.usage(device_.value);
@@ -4593,6 +4676,10 @@ class sim_driver {
   using state = detail::sim_state;
   using code = detail::sim_code;
 
+  [[nodiscard]] code can_migrate(state const& m, device_id to) const noexcept {
+    if (to != host_id && !machine_.has(to)) return code::invalid_device;
+    return m.options.migration == sim_migration::available ? code::ok : code::not_supported;
+  }
   /// Returns the rate of a copy that involves no pageable memory.
   [[nodiscard]] double rate_between(state const& m, void const* to, void const* from) const noexcept {
     if (m.memory.is_on_host(to) || m.memory.is_on_host(from)) return costs().pinned_rate;
@@ -4720,8 +4807,8 @@ class sim_marking_driver : public sim_driver {
 };
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
-              registering_driver<sim_driver> && memory_tool_driver<sim_driver> &&
-              accounting_driver<sim_driver> && sharing_driver<sim_driver> &&
+              registering_driver<sim_driver> && migrating_driver<sim_driver> &&
+              memory_tool_driver<sim_driver> && accounting_driver<sim_driver> && sharing_driver<sim_driver> &&
               detail::multi_device_driver<sim_driver> && detail::multi_device_driver<sim_marking_driver>);
 
 }  // namespace TARN_NAMESPACE

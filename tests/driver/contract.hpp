@@ -371,6 +371,33 @@ void block_contract(Bench bench) {
     CHECK(driver.free_pinned(pinned).ok());
     CHECK(driver.free_managed(managed).ok());
   }
+  SECTION("prefetch and advise take managed memory only, and change no contents") {
+    if constexpr (migrating_driver<decltype(bench.driver())>) {
+      void *managed = nullptr, *device = nullptr;
+      REQUIRE(driver.malloc_managed(64_KiB, managed).ok());
+      REQUIRE(driver.malloc_device(64_KiB, device).ok());
+      std::memset(managed, 0x35, 64_KiB);
+      status const moved = driver.prefetch(stream, managed, 64_KiB, driver.device());
+      if (moved.kind != failure::unsupported) {  // some devices cannot move pages while they run
+        CHECK(moved.ok());
+        for (auto const advice : {memory_advice::read_mostly, memory_advice::preferred_location,
+                                  memory_advice::accessed_by, memory_advice::not_accessed_by,
+                                  memory_advice::no_preferred_location, memory_advice::not_read_mostly}) {
+          CHECK(driver.advise(managed, 64_KiB, advice, driver.device()).ok());
+        }
+        CHECK(driver.advise(managed, 64_KiB, memory_advice::preferred_location, host_id).ok());
+        CHECK(driver.prefetch(stream, managed, 64_KiB, host_id).ok());
+      }
+      CHECK(driver.prefetch(stream, nullptr, 0, driver.device()).ok());
+      CHECK(driver.prefetch(stream, device, 64_KiB, driver.device()).kind == failure::unsupported);
+      CHECK(driver.advise(device, 64_KiB, memory_advice::read_mostly, driver.device()).kind ==
+            failure::unsupported);
+      REQUIRE(driver.synchronize_stream(stream).ok());
+      CHECK(static_cast<unsigned char*>(managed)[64_KiB - 1] == 0x35);
+      CHECK(driver.free_device(device).ok());
+      CHECK(driver.free_managed(managed).ok());
+    }
+  }
   SECTION("a request larger than the memory fails with out_of_memory") {
     void* p = nullptr;
     CHECK(driver.malloc_device(huge, p).kind == failure::out_of_memory);

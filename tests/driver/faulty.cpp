@@ -120,6 +120,8 @@ std::vector<status> call_everything(faulty<sim_driver> const& driver) {
   note(driver.malloc_async(1_KiB, stream, async));
   note(driver.malloc_pinned(1_KiB, pinned));
   note(driver.malloc_managed(1_KiB, managed));
+  note(driver.prefetch(stream, managed, 1_KiB, driver.device()));
+  note(driver.advise(managed, 1_KiB, memory_advice::read_mostly, driver.device()));
   note(driver.copy(stream, managed, pinned, 1_KiB));
   note(driver.fill(stream, pinned, 1, 1_KiB));
   note(driver.convert(stream, static_cast<float16*>(managed), static_cast<float*>(pinned), 256));

@@ -2,6 +2,7 @@
 // The policies that call the driver or keep their own records: fences, poison, fallback, retry, recording.
 #include <cstdio>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 
@@ -15,6 +16,7 @@
 #include "tarn/debug/with_history.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/limited.hpp"
+#include "tarn/policy/prefetched.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tagged.hpp"
 #include "tarn/policy/traced.hpp"
@@ -166,6 +168,24 @@ void fallback_uses(trial& t) {
   t.check_equal(memory->fallback_blocks(), 0, "blocks of the fallback after all was freed");
 }
 
+/// Managed memory, whose blocks are moved as they are allocated.
+void prefetches(trial& t) {
+  stream const a(t.driver());
+  held_blocks held(t, basic_managed<sited_driver>(t.driver()) | pooled{} | order_watched{t.machine()} |
+                          tracked{} | prefetched{});
+  void* const p = held.get(a, 1_MiB);
+  (void)held.get_sync(100);
+  if (p != nullptr) {
+    std::span const elements(static_cast<char*>(p), 1000);
+    t.attempt("advise", [&] { advise(t.driver(), elements, memory_advice::accessed_by, 0); });
+    t.attempt("prefetch", [&] { prefetch(t.driver(), elements, host_id, a); });
+  }
+  held.give(p);
+  t.heal();
+  (void)held.get(a, 1_MiB);
+  held.empty_out("with prefetches");
+}
+
 /// Blocks whose stream is destroyed, over policies that call the driver themselves.
 template <class Driver>
 void lost_streams_on(trial& t, Driver driver) {
@@ -271,6 +291,7 @@ constexpr scene all[] = {
     {"fallback_uses", small_machine, fallback_uses},
     {"lost_streams", small_machine, lost_streams},
     {"lost_streams_marking_all", small_machine, lost_streams_marking_all},
+    {"prefetches", small_machine, prefetches},
     {"retry", small_machine, retry},
     {"reserving", small_machine, reserving},
     {"recording", small_machine, recording},

@@ -162,6 +162,8 @@ class sited_driver_of {
   status open_shared_event(shared_event_token const& token, event_handle& event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::open_shared_event, w, [&] { return faulty_.open_shared_event(token, event); }); }
   status export_dma_buf(void* p, std::size_t bytes, int& descriptor, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::export_dma_buf, w, [&] { return faulty_.export_dma_buf(p, bytes, descriptor); }); }
   status uuid(device_uuid& id, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::uuid, w, [&] { return faulty_.uuid(id); }); }
+  status prefetch(stream_ref stream, void const* p, std::size_t bytes, device_id to, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::prefetch, w, [&] { return faulty_.prefetch(stream, p, bytes, to); }); }
+  status advise(void const* p, std::size_t bytes, memory_advice advice, device_id where, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::advise, w, [&] { return faulty_.advise(p, bytes, advice, where); }); }
   status memory_info(std::size_t& free, std::size_t& total, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::memory_info, w, [&] { return faulty_.memory_info(free, total); }); }
 
   status page_granularity(std::size_t& bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::page_granularity, w, [&] { return faulty_.page_granularity(bytes); }); }

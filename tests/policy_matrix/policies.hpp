@@ -24,6 +24,7 @@
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/policy/prefetched.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tagged.hpp"
@@ -241,6 +242,13 @@ struct retry_on_oom : policy {
     return tarn::retry_on_oom<decltype(handler)>(handler);
   }
 };
+struct prefetched : policy {
+  static constexpr char const* name = "prefetched";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::prefetched{};
+  }
+};
 struct pooled : policy {
   static constexpr char const* name = "pooled";
   static constexpr bool has_pool = true;
@@ -265,7 +273,7 @@ struct list {};
 /// Every policy over blocks; pairs combine these. The stacks add `pooled` themselves.
 using block_policies = list<with::limited, with::tracked, with::fenced, with::poisoned, with::checked,
                             with::traced, with::logged, with::with_history, with::tagged, with::nvtx_ranged,
-                            with::fallback_to, with::retry_on_oom>;
+                            with::fallback_to, with::retry_on_oom, with::prefetched>;
 /// Part number Part of Parts parts of a list, so that pairs can be compiled in several files.
 template <unsigned Part, unsigned Parts, unsigned At, class Done, class Rest>
 struct part_of_list {

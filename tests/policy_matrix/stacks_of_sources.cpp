@@ -23,6 +23,7 @@ std::vector<stack_under_test> stacks_of_sources() {
   add_stack<sim_device, of::pinned, with::pooled, noted>(all);
   add_stack<sim_device, of::registered, with::pooled, noted>(all);
   add_stack<sim_device, of::managed, with::pooled, noted>(all);
+  add_stack<sim_device, of::managed, with::pooled, noted, with::prefetched>(all);
   add_stack<host_device, of::host, with::pooled, noted>(all);
   add_stack<sim_device, of::blocks_of_malloc, with::pooled, with::pooled, noted>(all);
   return all;

@@ -594,6 +594,31 @@ class basic_cuda_driver {
     return beside_captures("cudaMallocManaged", device_,
                            [&] { return cudaMallocManaged(&p, bytes, cudaMemAttachGlobal); });
   }
+  status prefetch(stream_ref stream, void const* p, std::size_t bytes, device_id to) const noexcept {
+    if (bytes == 0) return {};
+    status s = can_migrate(device_for(stream));
+    if (s.ok()) s = can_migrate(to.value);
+    if (!s.ok()) return s;
+    return of_managed(beside_captures("cudaMemPrefetchAsync", device_for(stream), [&] {
+#if CUDART_VERSION >= 13000
+      return cudaMemPrefetchAsync(p, bytes, location_of(to), 0, reach(stream));
+#else
+      return cudaMemPrefetchAsync(p, bytes, to.value, reach(stream));
+#endif
+    }));
+  }
+  status advise(void const* p, std::size_t bytes, memory_advice advice, device_id where) const noexcept {
+    if (bytes == 0) return {};
+    if (status const s = can_migrate(where.value); !s.ok()) return s;
+    return of_managed(beside_captures("cudaMemAdvise", device_, [&] {
+      auto const native = static_cast<cudaMemoryAdvise>(advice);
+#if CUDART_VERSION >= 13000
+      return cudaMemAdvise(p, bytes, native, location_of(where));
+#else
+      return cudaMemAdvise(p, bytes, native, where.value);
+#endif
+    }));
+  }
   status free_managed(void* p) const noexcept {
     return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
   }
@@ -624,6 +649,34 @@ class basic_cuda_driver {
     auto const& calls = detail::cuda_driver_calls();
     return calls.has_pages() ? detail::cuda_status(call(calls), name) : detail::cuda_lacks(name);
   }
+
+  /// Fails unless a device can move pages of managed memory while it runs. The host can.
+  static status can_migrate(int device) noexcept {
+    int can = 1;
+    if (device == host_id.value) return {};
+    status const s = detail::cuda_status(
+        cudaDeviceGetAttribute(&can, cudaDevAttrConcurrentManagedAccess, device), "cudaDeviceGetAttribute");
+    return s.ok() && can == 0 ? detail::cuda_lacks("cudaMemPrefetchAsync, cudaMemAdvise") : s;
+  }
+  /// CUDA calls memory that is not managed an invalid value.
+  static status of_managed(status s) noexcept {
+    if (s.code != static_cast<int>(cudaErrorInvalidValue)) return s;
+    (void)cudaGetLastError();
+    s.kind = failure::unsupported;
+    return s;
+  }
+#if CUDART_VERSION >= 13000
+  [[nodiscard]] static cudaMemLocation location_of(device_id device) noexcept {
+    cudaMemLocation location{};
+    location.type = device == host_id ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice;
+    location.id = device == host_id ? 0 : device.value;
+    return location;
+  }
+#else
+  static_assert(cudaCpuDeviceId == host_id.value);
+#endif
+  static_assert(static_cast<int>(memory_advice::read_mostly) == cudaMemAdviseSetReadMostly &&
+                static_cast<int>(memory_advice::not_accessed_by) == cudaMemAdviseUnsetAccessedBy);
 
   // Identities of default streams. cudaStreamGetId counts up from 1 and never reaches the upper half:
   //   bits 63..62   10 legacy, 11 per-thread
@@ -723,8 +776,8 @@ using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 #endif
 
 static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
-              registering_driver<cuda_driver> && memory_tool_driver<cuda_driver> &&
-              accounting_driver<cuda_driver> && sharing_driver<cuda_driver> &&
-              detail::multi_device_driver<cuda_driver>);
+              registering_driver<cuda_driver> && migrating_driver<cuda_driver> &&
+              memory_tool_driver<cuda_driver> && accounting_driver<cuda_driver> &&
+              sharing_driver<cuda_driver> && detail::multi_device_driver<cuda_driver>);
 
 }  // namespace TARN_NAMESPACE

@@ -29,6 +29,8 @@
 // | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
 // | convert(stream, to, from, count), optional                   | 4 us             | a kernel that converts elements (core/element) in device memory     |
 // | can_share(device, bool&), optional                           | once             | whether that device can access this device's pages                  |
+// | prefetch(stream, p, bytes, device), optional                 |                  | moves managed memory to a device or to host_id: see migrating_driver |
+// | advise(p, bytes, advice, device), optional                   |                  | how managed memory will be used: see migrating_driver               |
 // | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo; what the host has available if the GPU is integrated |
 // | allocation_overhead(), optional                              | 0                | bytes that an allocation may need beside its own; 0 if absent       |
 // | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |
@@ -49,6 +51,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
@@ -139,6 +142,30 @@ concept registering_driver = stream_driver<D> && requires(D const& d, void* p, s
   { d.register_host(p, bytes) } noexcept -> std::same_as<status>;
   { d.unregister_host(p) } noexcept -> std::same_as<status>;
 };
+
+/// The host, where a call takes a device or the host.
+inline constexpr device_id host_id{-1};
+
+/// How managed memory will be used, and the undoing of each, as cudaMemoryAdvise numbers them. Advice changes
+/// where pages are kept, never what they hold.
+enum class memory_advice : std::uint8_t {
+  read_mostly = 1,  ///< who reads gets a copy of its own; a write removes the copies. Of all devices
+  not_read_mostly,
+  preferred_location,  ///< pages stay there and are mapped by others, if they can be
+  no_preferred_location,
+  accessed_by,  ///< the device's mappings are kept up, so that it does not fault
+  not_accessed_by
+};
+
+/// A driver with managed memory whose pages move while devices run. Both calls return `unsupported` where a
+/// device that is named cannot do that (concurrentManagedAccess is 0), and for memory that is not managed.
+/// prefetch() must not be called for a stream that is being captured: that ends the capture.
+template <class D>
+concept migrating_driver =
+    stream_driver<D> && requires(D const& d, stream_ref stream, void const* p, device_id device) {
+      { d.prefetch(stream, p, std::size_t{}, device) } noexcept -> std::same_as<status>;
+      { d.advise(p, std::size_t{}, memory_advice::read_mostly, device) } noexcept -> std::same_as<status>;
+    };
 
 /// A driver through which a pool notifies an attached tool (compute-sanitizer, the simulated one) of its
 /// allocated blocks. A heap may be accessed only inside a registered region; a null heap is not tracked.

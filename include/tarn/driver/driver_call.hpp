@@ -15,7 +15,7 @@ namespace TARN_NAMESPACE {
 #define TARN_DRIVER_CALLS(CALL) \
   CALL(identify) CALL(ask_device) CALL(is_capturing) CALL(create_event) CALL(destroy_event) \
   CALL(record_event) CALL(query_event) CALL(wait_event) CALL(synchronize_event) CALL(synchronize_stream) \
-  CALL(synchronize_device) CALL(create_stream) CALL(destroy_stream) CALL(copy) CALL(fill) CALL(convert) \
+  CALL(synchronize_device) CALL(create_stream) CALL(destroy_stream) CALL(copy) CALL(fill) CALL(convert) CALL(prefetch) CALL(advise) \
   CALL(memory_info) CALL(memory_account) CALL(can_share) CALL(can_export_pages) CALL(export_pages) \
   CALL(create_shared_event) CALL(open_shared_event) CALL(export_dma_buf) CALL(uuid) CALL(page_granularity) \
   CALL(reserve_range) CALL(release_range) CALL(create_pages) CALL(destroy_pages) CALL(map_pages) \

@@ -34,7 +34,8 @@ constexpr void use_available(std::string_view meminfo, std::size_t total, std::s
 }
 
 /// The same with the system's /proc/meminfo; leaves `free` as it is where there is none, as in some
-/// containers. About 20 us. Not the limit of a container's own memory, which the kernel keeps elsewhere.
+/// containers. Opens and reads the file. Not the limit of a container's own memory, which the kernel keeps
+/// elsewhere.
 inline void use_available([[maybe_unused]] std::size_t total, [[maybe_unused]] std::size_t& free) noexcept {
 #if defined(__linux__)
   int const file = ::open("/proc/meminfo", O_RDONLY | O_CLOEXEC);

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
@@ -263,6 +264,50 @@ class sim_driver {
     });
   }
 
+  /// Takes the time of a copy of what is not there yet. The pages stay accessible everywhere.
+  status prefetch(stream_ref stream, void const* p, std::size_t bytes, device_id to) const noexcept {
+    return on_stream(driver_call::prefetch, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
+      if (bytes == 0) return code::ok;
+      if (code const refused = can_migrate(m, to); refused != code::ok) return refused;
+      if (s.capture) return m.streams.refuse_captured(s);
+      std::size_t moved = 0;
+      code const found = m.memory.change_managed(p, bytes, [&](sim_managed_page& page, std::size_t size) {
+        if (page.prefetched_to != to) moved += size;
+        page.prefetched_to = to;
+      });
+      if (found != code::ok) return code::not_supported;
+      auto const nothing = [] {};
+      return m.streams.enqueue(s, detail::sim_transfer(moved, costs().pinned_rate),
+                               std::make_shared<detail::sim_kernel<decltype(nothing)>>(
+                                   std::initializer_list<sim_access>{}, nothing),
+                               detail::sim_streams::caller::driver);
+    });
+  }
+  status advise(void const* p, std::size_t bytes, memory_advice advice, device_id where) const noexcept {
+    return call(driver_call::advise, costs().copy, [&](state& m) {
+      if (bytes == 0) return code::ok;
+      if (code const refused = can_migrate(m, where); refused != code::ok) return refused;
+      code const found = m.memory.change_managed(p, bytes, [&](sim_managed_page& page, std::size_t) {
+        bool const is_set = advice == memory_advice::read_mostly || advice == memory_advice::accessed_by ||
+                            advice == memory_advice::preferred_location;
+        switch (advice) {
+          case memory_advice::read_mostly:
+          case memory_advice::not_read_mostly:
+            page.read_mostly = is_set;
+            break;
+          case memory_advice::preferred_location:
+          case memory_advice::no_preferred_location:
+            page.preferred_location = is_set ? where : sim_managed_page::nowhere;
+            break;
+          default:
+            std::erase(page.accessed_by, where);
+            if (is_set) page.accessed_by.push_back(where);
+        }
+      });
+      return found == code::ok ? found : code::not_supported;
+    });
+  }
+
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
       sim_usage const& u = m.memory.usage(device_.value);
@@ -505,6 +550,10 @@ class sim_driver {
   using state = detail::sim_state;
   using code = detail::sim_code;
 
+  [[nodiscard]] code can_migrate(state const& m, device_id to) const noexcept {
+    if (to != host_id && !machine_.has(to)) return code::invalid_device;
+    return m.options.migration == sim_migration::available ? code::ok : code::not_supported;
+  }
   /// Returns the rate of a copy that involves no pageable memory.
   [[nodiscard]] double rate_between(state const& m, void const* to, void const* from) const noexcept {
     if (m.memory.is_on_host(to) || m.memory.is_on_host(from)) return costs().pinned_rate;
@@ -632,8 +681,8 @@ class sim_marking_driver : public sim_driver {
 };
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
-              registering_driver<sim_driver> && memory_tool_driver<sim_driver> &&
-              accounting_driver<sim_driver> && sharing_driver<sim_driver> &&
+              registering_driver<sim_driver> && migrating_driver<sim_driver> &&
+              memory_tool_driver<sim_driver> && accounting_driver<sim_driver> && sharing_driver<sim_driver> &&
               detail::multi_device_driver<sim_driver> && detail::multi_device_driver<sim_marking_driver>);
 
 }  // namespace TARN_NAMESPACE

@@ -187,6 +187,9 @@ class sim_machine {
   [[nodiscard]] sim_usage usage(device_id device = {}) const {
     return has(device) ? hold()->memory.usage(device.value) : sim_usage{};
   }
+  /// Returns what calls have said of the page of managed memory at `p`.
+  [[nodiscard]] sim_managed_page managed_page(void const* p) const { return hold()->memory.managed_page(p); }
+
   // Failures of real machines.
 
   /// Breaks a device like a kernel's illegal access: every call on it fails until repair().

@@ -32,6 +32,15 @@ enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered 
 
 }  // namespace detail
 
+/// What calls have said of a page of managed memory. `nowhere` as CUDA's cudaInvalidDeviceId.
+struct sim_managed_page {
+  static constexpr device_id nowhere{-2};
+  device_id prefetched_to = nowhere;  ///< by the last prefetch that was enqueued, complete or not
+  device_id preferred_location = nowhere;
+  bool read_mostly = false;
+  std::vector<device_id> accessed_by{};
+};
+
 /// Memory use of a simulated device, bytes and counts.
 struct sim_usage {
   std::size_t capacity = 0;     ///< of the device
@@ -338,6 +347,25 @@ class sim_memory {
     return it != blocks_.end() && on_host(it->second.kind);
   }
 
+  /// Calls change(page, bytes) for the pages of managed memory behind a range, once for those that are alike.
+  template <class Change>
+  sim_code change_managed(void const* p, std::size_t bytes, Change const& change) {
+    if (!in_block(p, bytes, sim_kind::managed)) return sim_code::invalid_value;
+    auto const it = containing(blocks_, address(p));
+    auto& pages = it->second.pages;
+    std::size_t const begin = align_down(address(p) - it->first, host_page_bytes());
+    std::size_t const end = align_up(address(p) - it->first + bytes, host_page_bytes());
+    for (std::size_t const cut : {begin, end}) pages.emplace(cut, std::prev(pages.upper_bound(cut))->second);
+    for (auto at = pages.find(begin); at->first != end; ++at)
+      change(at->second, std::next(at)->first - at->first);
+    return sim_code::ok;
+  }
+  /// Returns what holds of a page of managed memory, or of none.
+  [[nodiscard]] sim_managed_page managed_page(void const* p) const {
+    auto const it = containing(blocks_, address(p));
+    if (it == blocks_.end() || it->second.kind != sim_kind::managed) return {};
+    return std::prev(it->second.pages.upper_bound(address(p) - it->first))->second;
+  }
   /// Returns true for pinned, registered and managed memory.
   [[nodiscard]] bool is_on_host(void const* p) const noexcept {
     auto const it = containing(blocks_, address(p));
@@ -442,6 +470,8 @@ class sim_memory {
     std::uint64_t key;
     int device;
     sim_kind kind;
+    /// Of managed memory, by the offset of the first of those that are alike.
+    std::map<std::size_t, sim_managed_page> pages{{0, {}}};
   };
   using block_map = std::map<std::uintptr_t, block>;
 

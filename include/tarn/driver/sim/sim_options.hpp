@@ -21,6 +21,10 @@ enum class sim_paging : std::uint8_t { available, missing };
 /// devices do not.
 enum class sim_memory_pools : std::uint8_t { available, missing };
 
+/// Whether simulated devices can move pages of managed memory while they run (concurrentManagedAccess); those
+/// of Windows and some Jetsons cannot.
+enum class sim_migration : std::uint8_t { available, missing };
+
 /// Whether simulated devices can access each other's pages, as over NVLink. Copies between them do not need
 /// it.
 enum class sim_peers : std::uint8_t { reachable, apart };
@@ -74,6 +78,7 @@ struct sim_options {
   sim_backing backing = sim_backing::host_backed;
   sim_paging paging = sim_paging::available;
   sim_memory_pools memory_pools = sim_memory_pools::available;
+  sim_migration migration = sim_migration::available;
   sim_peers peers = sim_peers::reachable;
   sim_sharing sharing = sim_sharing::none;  ///< not the default: each handle would take a file descriptor
   sim_checks checks = sim_checks::off;
