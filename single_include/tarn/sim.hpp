@@ -909,7 +909,15 @@ namespace TARN_NAMESPACE {
 namespace detail {
 
 /// The kind of a block; each kind has its own free call.
-enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered };
+enum class sim_kind : std::uint8_t {
+  device,
+  pinned,
+  managed,
+  registered,
+  async,  ///< as the next two, of cudaMallocAsync's pools
+  async_pinned,
+  async_managed
+};
 
 }  // namespace detail
 
@@ -1231,7 +1239,8 @@ class sim_memory {
   /// Calls change(page, bytes) for the pages of managed memory behind a range, once for those that are alike.
   template <class Change>
   sim_code change_managed(void const* p, std::size_t bytes, Change const& change) {
-    if (!in_block(p, bytes, sim_kind::managed)) return sim_code::invalid_value;
+    if (!in_block(p, bytes, sim_kind::managed) && !in_block(p, bytes, sim_kind::async_managed))
+      return sim_code::invalid_value;
     auto const it = containing(blocks_, address(p));
     auto& pages = it->second.pages;
     std::size_t const begin = align_down(address(p) - it->first, host_page_bytes());
@@ -1244,7 +1253,7 @@ class sim_memory {
   /// Returns what holds of a page of managed memory, or of none.
   [[nodiscard]] sim_managed_page managed_page(void const* p) const {
     auto const it = containing(blocks_, address(p));
-    if (it == blocks_.end() || it->second.kind != sim_kind::managed) return {};
+    if (it == blocks_.end()) return {};
     return std::prev(it->second.pages.upper_bound(address(p) - it->first))->second;
   }
   /// Returns true for pinned, registered and managed memory.
@@ -1357,9 +1366,7 @@ class sim_memory {
   using block_map = std::map<std::uintptr_t, block>;
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  static bool on_host(sim_kind kind) noexcept {
-    return kind == sim_kind::pinned || kind == sim_kind::managed || kind == sim_kind::registered;
-  }
+  static bool on_host(sim_kind kind) noexcept { return kind != sim_kind::device && kind != sim_kind::async; }
   [[nodiscard]] bool is_integrated() const noexcept {
     return options_.placement == sim_placement::integrated;
   }
@@ -3727,20 +3734,21 @@ namespace TARN_NAMESPACE::detail {
 /// Whether a block came from the cache, which determines its cost.
 enum class sim_warmth : std::uint8_t { warm, cold };
 
-/// The pool of one device. A freed block serves requests of its own size: at once on the stream that freed
-/// it, on other streams once the free has completed. Callers hold the machine's lock.
+/// The pools of one device, one for each kind of memory. A freed block serves requests of its own size: at
+/// once on the stream that freed it, on other streams once the free has completed. Callers hold the machine's
+/// lock.
 class sim_async {
  public:
   sim_async(int device, sim_memory& memory, sim_order* order) noexcept
       : device_(device), memory_(memory), order_(order) {}
 
-  sim_code allocate(std::size_t bytes, sim_stream const& stream, sim_nanoseconds now, void*& p,
+  sim_code allocate(std::size_t bytes, sim_kind kind, sim_stream const& stream, sim_nanoseconds now, void*& p,
                     sim_warmth& warmth) {
     p = nullptr;
     warmth = sim_warmth::warm;
     if (bytes == 0) return sim_code::ok;
     if (bytes > max_request_bytes) return sim_code::out_of_memory;
-    std::size_t const size = align_up(bytes, default_alignment * 2);
+    held const size{kind, align_up(bytes, default_alignment * 2)};
     auto const [first, last] = cached_.equal_range(size);
     for (auto it = first; it != last; ++it) {
       kept const& c = it->second;
@@ -3752,10 +3760,10 @@ class sim_async {
       return sim_code::ok;
     }
     warmth = sim_warmth::cold;
-    sim_code outcome = memory_.allocate(device_, size, sim_kind::async, p);
+    sim_code outcome = memory_.allocate(device_, size.second, kind, p);
     if (outcome == sim_code::out_of_memory) {
       trim(now);
-      outcome = memory_.allocate(device_, size, sim_kind::async, p);
+      outcome = memory_.allocate(device_, size.second, kind, p);
     }
     if (outcome == sim_code::ok) live_.emplace(p, size);
     return outcome;
@@ -3777,7 +3785,7 @@ class sim_async {
   void trim(sim_nanoseconds now) {
     for (auto it = cached_.begin(); it != cached_.end();) {
       if (it->second.freed_at <= now) {
-        (void)memory_.release(it->second.p, sim_kind::async);
+        (void)memory_.release(it->second.p, it->first.first);
         it = cached_.erase(it);
       } else {
         ++it;
@@ -3789,6 +3797,7 @@ class sim_async {
   [[nodiscard]] std::size_t cached() const noexcept { return cached_.size(); }
 
  private:
+  using held = std::pair<sim_kind, std::size_t>;  ///< with the bytes
   struct kept {
     void* p;
     stream_id freed_on;
@@ -3798,8 +3807,8 @@ class sim_async {
   int device_;
   sim_memory& memory_;
   sim_order* order_;
-  std::unordered_map<void*, std::size_t> live_;
-  std::multimap<std::size_t, kept> cached_;
+  std::unordered_map<void*, held> live_;
+  std::multimap<held, kept> cached_;
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -4579,6 +4588,16 @@ class sim_driver {
     return machine_.state_->options.memory_pools == sim_memory_pools::available;
   }
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
+    return malloc_async(bytes, stream, async_memory::device, p);
+  }
+  status open_memory_pool(async_memory) const noexcept {
+    return has_memory_pools() ? status{} : detail::sim_status(code::not_supported, "open_memory_pool");
+  }
+  status malloc_async(std::size_t bytes, stream_ref stream, async_memory memory, void*& p) const noexcept {
+    using kind = detail::sim_kind;
+    kind const of = memory == async_memory::device   ? kind::async
+                    : memory == async_memory::pinned ? kind::async_pinned
+                                                     : kind::async_managed;
     return on_stream(
         driver_call::malloc_async, costs().malloc_async_warm, stream, [&](state& m, detail::sim_stream& s) {
           if (!has_memory_pools()) return code::not_supported;
@@ -4586,7 +4605,7 @@ class sim_driver {
           (void)m.streams.end_of(s);
           auto warmth = detail::sim_warmth::warm;
           code const outcome =
-              m.async[static_cast<std::size_t>(s.device)].allocate(bytes, s, m.streams.now(), p, warmth);
+              m.async[static_cast<std::size_t>(s.device)].allocate(bytes, of, s, m.streams.now(), p, warmth);
           if (warmth == detail::sim_warmth::cold) {
             m.charge_more(costs().malloc_async_cold.at(bytes));
           }
@@ -5058,13 +5077,16 @@ namespace TARN_NAMESPACE {
 using sim_pages = basic_pages<sim_driver>;
 using sim_malloc = basic_malloc<sim_driver>;
 using sim_async = basic_async<sim_driver>;
+using sim_async_pinned = basic_async_pinned<sim_driver>;
+using sim_async_managed = basic_async_managed<sim_driver>;
 using sim_pinned_host = basic_pinned<sim_driver>;
 using sim_registered_host = basic_registered<sim_driver>;
 using sim_managed = basic_managed<sim_driver>;
 
 static_assert(page_source<sim_pages>);
-static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_pinned_host> &&
-              resource<sim_managed> && resource<sim_registered_host>);
+static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_async_pinned> &&
+              resource<sim_async_managed> && resource<sim_pinned_host> && resource<sim_managed> &&
+              resource<sim_registered_host>);
 
 }  // namespace TARN_NAMESPACE
 
@@ -5082,6 +5104,8 @@ using sim_stream = basic_stream<sim_driver>;
 using cuda_pages = sim_pages;
 using cuda_malloc = sim_malloc;
 using cuda_async = sim_async;
+using cuda_async_pinned = sim_async_pinned;
+using cuda_async_managed = sim_async_managed;
 using pinned_host = sim_pinned_host;
 using registered_host = sim_registered_host;
 using managed = sim_managed;

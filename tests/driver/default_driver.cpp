@@ -23,6 +23,8 @@ TEST_CASE("default_driver: the names of CUDA's types mean the simulated device i
   STATIC_REQUIRE(std::is_same_v<tarn::device_buffer<int>::resource_type, tarn::device_pool>);
   STATIC_REQUIRE(std::is_same_v<tarn::cuda_malloc, tarn::sim_malloc>);
   STATIC_REQUIRE(std::is_same_v<tarn::cuda_async, tarn::sim_async>);
+  STATIC_REQUIRE(std::is_same_v<tarn::cuda_async_pinned, tarn::sim_async_pinned>);
+  STATIC_REQUIRE(std::is_same_v<tarn::cuda_async_managed, tarn::sim_async_managed>);
   STATIC_REQUIRE(std::is_same_v<tarn::managed, tarn::sim_managed>);
   STATIC_REQUIRE(std::is_same_v<tarn::registered_host, tarn::sim_registered_host>);
 }

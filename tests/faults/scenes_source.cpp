@@ -78,6 +78,7 @@ void pages_by_hand(trial& t) {
 constexpr scene all[] = {
     {"cuda_malloc", small_machine, blocks<basic_malloc>},
     {"cuda_async", small_machine, blocks<basic_async>},
+    {"cuda_async_pinned", small_machine, blocks<basic_async_pinned>},
     {"pinned_host", small_machine, blocks<basic_pinned>},
     {"registered_host", small_machine, blocks<basic_registered>},
     {"managed", small_machine, blocks<basic_managed>},

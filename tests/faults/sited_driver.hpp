@@ -178,6 +178,8 @@ class sited_driver_of {
   status free_device(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_device, w, [&] { return faulty_.free_device(p); }, [d = faulty_.driver(), p] { return d.free_device(p); }); }
   [[nodiscard]] bool has_memory_pools() const noexcept { return faulty_.has_memory_pools(); }
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_async, w, [&] { return faulty_.malloc_async(bytes, stream, p); }); }
+  status open_memory_pool(async_memory memory) const noexcept { return faulty_.open_memory_pool(memory); }
+  status malloc_async(std::size_t bytes, stream_ref stream, async_memory memory, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_async, w, [&] { return faulty_.malloc_async(bytes, stream, memory, p); }); }
   status free_async(void* p, stream_ref stream, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_async, w, [&] { return faulty_.free_async(p, stream); }, [d = faulty_.driver(), p] { return d.free_async(p, stream_ref{}); }); }
   status malloc_pinned(std::size_t bytes, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_pinned, w, [&] { return faulty_.malloc_pinned(bytes, p); }); }
   status free_pinned(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_pinned, w, [&] { return faulty_.free_pinned(p); }, [d = faulty_.driver(), p] { return d.free_pinned(p); }); }

@@ -82,6 +82,13 @@ PLANTED = {
             finder="tests/policy/prefetched.cpp",
         ),
         Mutant(
+            "a pool of host memory gives device memory",
+            "source/cuda_async.hpp",
+            "return driver.malloc_async(bytes, stream, Memory, p);",
+            "return driver.malloc_async(bytes, stream, p);",
+            finder="tests/source/sim_sources.cpp",
+        ),
+        Mutant(
             "a block that is not managed memory is refused",
             "policy/prefetched.hpp",
             "if (!s.ok() && s.kind != failure::unsupported) {",

@@ -314,6 +314,20 @@ struct async {
   static auto make(surroundings<D>& s) { return tarn::basic_async<D>(s.driver); }
 };
 template <class D>
+struct async_pinned {
+  static constexpr char const* name = "async_pinned";
+  static constexpr bool has_pages = false;
+  static constexpr bool driver_orders = true;
+  static auto make(surroundings<D>& s) { return tarn::basic_async_pinned<D>(s.driver); }
+};
+template <class D>
+struct async_managed {
+  static constexpr char const* name = "async_managed";
+  static constexpr bool has_pages = false;
+  static constexpr bool driver_orders = true;
+  static auto make(surroundings<D>& s) { return tarn::basic_async_managed<D>(s.driver); }
+};
+template <class D>
 struct pinned {
   static constexpr char const* name = "pinned";
   static constexpr bool has_pages = false;

@@ -13,6 +13,8 @@ std::vector<stack_under_test> stacks_of_sources() {
   std::vector<stack_under_test> all;
   add_stack<sim_device, of::blocks_of_malloc, noted>(all);
   add_stack<sim_device, of::async, noted>(all);
+  add_stack<sim_device, of::async_pinned, noted>(all);
+  add_stack<sim_device, of::async_managed, noted>(all);
   add_stack<sim_device, of::pinned, noted>(all);
   add_stack<sim_device, of::registered, noted>(all);
   add_stack<sim_device, of::managed, noted>(all);

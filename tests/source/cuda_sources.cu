@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string_view>
+#include <type_traits>
 
 #include "catch.hpp"
 #include "contract/cuda_device.hpp"
@@ -119,6 +121,49 @@ TEST_CASE("cuda_async does not wait for a busy stream", "[source][cuda_async][cu
   (void)cudaGetLastError();
   memory.deallocate_sync(q, 1_MiB);
   CHECK(memory.driver().synchronize_stream(on).ok());
+}
+
+namespace cuda_sources_test {
+/// The source, or nothing where CUDA or the device has no such pools.
+template <class Source>
+std::optional<Source> if_supported() {
+  try {
+    return Source{device_id{0}};
+  } catch (cuda_error const& e) {
+    CHECK(e.kind() == failure::unsupported);
+    CHECK(cudaGetLastError() == cudaSuccess);
+    return std::nullopt;
+  }
+}
+}  // namespace cuda_sources_test
+
+TEMPLATE_TEST_CASE("cuda_async_pinned and cuda_async_managed meet the resource contract", "[source][cuda]",
+                   cuda_async_pinned, cuda_async_managed) {
+  if (!has_cuda_devices() || !cuda_sources_test::if_supported<TestType>()) return;
+  tarn_test::resource_contract([] { return TestType{device_id{0}}; });
+}
+
+TEMPLATE_TEST_CASE("cuda_async_pinned and cuda_async_managed memory is accessible from host and device",
+                   "[source][cuda]", cuda_async_pinned, cuda_async_managed) {
+  if (!has_cuda_devices()) return;
+  auto memory = cuda_sources_test::if_supported<TestType>();
+  if (!memory) return;
+  tarn_test::test_stream stream(memory->driver());
+  auto* const p = static_cast<unsigned char*>(memory->allocate(stream, 1_MiB));
+  REQUIRE(memory->driver().synchronize_stream(stream).ok());
+  std::memset(p, 0x17, 1_MiB);
+  CHECK(tarn_test::holds(*memory, stream, p, 0x17, 1_MiB));
+  REQUIRE(memory->driver().fill(stream, p, 0x29, 1_MiB).ok());
+  REQUIRE(memory->driver().synchronize_stream(stream).ok());
+  CHECK(p[0] == 0x29);
+  CHECK(p[1_MiB - 1] == 0x29);
+  cudaPointerAttributes attributes{};
+  REQUIRE(cudaPointerGetAttributes(&attributes, p) == cudaSuccess);
+  bool const is_managed = std::is_same_v<TestType, cuda_async_managed>;
+  CHECK(attributes.type == (is_managed ? cudaMemoryTypeManaged : cudaMemoryTypeHost));
+  memory->deallocate(stream, p, 1_MiB);
+  CHECK(memory->driver().synchronize_stream(stream).ok());
+  CHECK(cudaGetLastError() == cudaSuccess);
 }
 
 TEST_CASE("set_release_threshold sets the threshold of CUDA's default pool", "[source][cuda_async][cuda]") {

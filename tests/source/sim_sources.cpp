@@ -37,7 +37,8 @@ Source on(sim_machine const& machine) {
 }  // namespace
 
 TEMPLATE_TEST_CASE("sim_malloc, sim_async, sim_pinned_host and sim_managed meet the resource contract",
-                   "[source][memory_pools]", sim_malloc, sim_async, sim_pinned_host, sim_managed) {
+                   "[source][memory_pools]", sim_malloc, sim_async, sim_async_pinned, sim_async_managed,
+                   sim_pinned_host, sim_managed) {
   sim_machine const machine = small_machine();
   resource_contract([&] { return on<TestType>(machine); });
   CHECK(machine.leaks().total() == 0);
@@ -177,6 +178,39 @@ TEMPLATE_TEST_CASE("deallocate of sim_malloc, sim_pinned_host and sim_managed wa
   CHECK(machine.pending() == 0);
   CHECK(machine.calls()[driver_call::synchronize_stream] == 1);  // an explicit wait, not left to cudaFree
   CHECK(machine.findings().empty());
+}
+
+TEMPLATE_TEST_CASE("sim_async_pinned and sim_async_managed take host memory in stream order",
+                   "[source][cuda_async][memory_pools]", sim_async_pinned, sim_async_managed) {
+  sim_machine const machine;
+  auto memory = on<TestType>(machine);
+  STATIC_REQUIRE(has_property<TestType, host_accessible> && has_property<TestType, device_accessible>);
+  STATIC_REQUIRE_FALSE(has_property<sim_async, host_accessible>);
+  test_stream<sim_driver> busy(memory.driver());
+  REQUIRE(machine.launch(busy, 1'000'000'000).ok());
+  auto* const p = static_cast<char*>(memory.allocate(busy, 1_MiB));
+  memory.deallocate(busy, p, 1_MiB);
+  CHECK(memory.allocate(busy, 1_MiB) == p);  // the same kind of memory
+  void* const device = on<sim_async>(machine).allocate(busy, 1_MiB);
+  CHECK(machine.now() < 1'000'000'000);  // nothing has waited
+  CHECK(device != p);
+  CHECK(machine.usage().block_bytes == 1_MiB);  // of the device only what cudaMallocAsync took
+  p[1_MiB - 1] = 7;
+  bool const is_managed = memory.driver().prefetch(busy, p, 1_MiB, 0).ok();
+  CHECK(is_managed == std::is_same_v<TestType, sim_async_managed>);
+  CHECK_FALSE(memory.driver().free_pinned(p).ok());
+  CHECK_FALSE(memory.driver().free_managed(p).ok());
+  on<sim_async>(machine).deallocate(busy, device, 1_MiB);
+  memory.deallocate(busy, p, 1_MiB);
+  CHECK(machine.leaks().blocks == 0);
+  REQUIRE(memory.driver().synchronize_device().ok());
+  CHECK(machine.usage().used == 0);
+}
+
+TEST_CASE("sim_async_pinned without memory pools names the alternative", "[source][cuda_async]") {
+  sim_machine const machine{{.memory_pools = sim_memory_pools::missing}};
+  CHECK_THROWS_AS(on<sim_async_pinned>(machine), cuda_error);
+  CHECK_THROWS_AS(on<sim_async_managed>(machine), cuda_error);
 }
 
 TEST_CASE("sim_async does not wait for a busy stream", "[source][cuda_async][memory_pools]") {

@@ -555,6 +555,26 @@ class basic_cuda_driver {
     return on_device("cudaMallocAsync", device_for(stream),
                      [&] { return cudaMallocAsync(&p, bytes, reach(stream)); });
   }
+  status malloc_async(std::size_t bytes, stream_ref stream, async_memory memory, void*& p) const noexcept {
+    if (memory == async_memory::device) return malloc_async(bytes, stream, p);
+    cudaMemPool_t pool = nullptr;
+    status const s = default_pool(memory, pool);
+    if (!s.ok()) return s;
+    return on_device("cudaMallocFromPoolAsync", device_for(stream),
+                     [&] { return cudaMallocFromPoolAsync(&p, bytes, pool, reach(stream)); });
+  }
+  /// Finds the pool of pinned or managed memory, and lets the device access that of pinned memory, which CUDA
+  /// does not by itself.
+  status open_memory_pool(async_memory memory) const noexcept {
+    cudaMemPool_t pool = nullptr;
+    status const s = default_pool(memory, pool);
+    if (!s.ok() || memory != async_memory::pinned) return s;
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = device_;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    return on_device("cudaMemPoolSetAccess", device_, [&] { return cudaMemPoolSetAccess(pool, &access, 1); });
+  }
   status free_async(void* p, stream_ref stream) const noexcept {
     return on_device("cudaFreeAsync", device_for(stream), [&] { return cudaFreeAsync(p, reach(stream)); });
   }
@@ -564,8 +584,7 @@ class basic_cuda_driver {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     cudaMemPool_t pool = nullptr;
-    status const s =
-        detail::cuda_status(cudaDeviceGetDefaultMemPool(&pool, device_), "cudaDeviceGetDefaultMemPool");
+    status const s = default_pool(async_memory::device, pool);
     if (!s.ok()) return s;
     std::uint64_t threshold = bytes;
     return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
@@ -650,6 +669,23 @@ class basic_cuda_driver {
     return calls.has_pages() ? detail::cuda_status(call(calls), name) : detail::cuda_lacks(name);
   }
 
+  /// The pool of a kind of memory that the whole process shares.
+  status default_pool(async_memory memory, cudaMemPool_t& pool) const noexcept {
+    if (memory == async_memory::device) {
+      return detail::cuda_status(cudaDeviceGetDefaultMemPool(&pool, device_), "cudaDeviceGetDefaultMemPool");
+    }
+#if CUDART_VERSION >= 13000
+    bool const is_pinned = memory == async_memory::pinned;
+    cudaMemLocation location{};
+    location.type = is_pinned ? cudaMemLocationTypeHost : cudaMemLocationTypeNone;
+    return on_device("cudaMemGetDefaultMemPool", device_, [&] {
+      return cudaMemGetDefaultMemPool(&pool, &location,
+                                      is_pinned ? cudaMemAllocationTypePinned : cudaMemAllocationTypeManaged);
+    });
+#else
+    return detail::cuda_lacks("cudaMemGetDefaultMemPool");
+#endif
+  }
   /// Fails unless a device can move pages of managed memory while it runs. The host can.
   static status can_migrate(int device) noexcept {
     int can = 1;

@@ -41,6 +41,7 @@
 // | sharing with other processes, optional                       |                  | see sharing_driver.hpp                                              |
 // | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
+// | malloc_async(bytes, stream, memory, p&), optional            |                  | cudaMallocFromPoolAsync; see async_memory                           |
 // | has_contents(p), optional                                    | 0                | whether memory holds what was written to it; true if absent         |
 // | has_memory_pools(), optional                                 | once             | whether the device has malloc_async; true if absent or unknown      |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
@@ -142,6 +143,10 @@ concept registering_driver = stream_driver<D> && requires(D const& d, void* p, s
   { d.register_host(p, bytes) } noexcept -> std::same_as<status>;
   { d.unregister_host(p) } noexcept -> std::same_as<status>;
 };
+
+/// The memory of one of CUDA's default pools. Those of pinned and managed memory are new in CUDA 13; calls
+/// with them are `unsupported` before, and on devices without them.
+enum class async_memory : std::uint8_t { device, pinned, managed };
 
 /// The host, where a call takes a device or the host.
 inline constexpr device_id host_id{-1};

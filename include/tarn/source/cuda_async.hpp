@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
+// cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync). cuda_async_pinned and
+// cuda_async_managed: host memory from such pools.
+
+#include <type_traits>
 
 #include "tarn/core/config.hpp"
 #include "tarn/driver/all_work.hpp"
@@ -12,10 +15,16 @@
 
 namespace TARN_NAMESPACE {
 
-/// cudaMallocAsync and cudaFreeAsync.
-struct async_calls {
-  using properties = property_set<device_accessible>;
-  static constexpr char const* backend = "cudaMallocAsync";
+/// cudaMallocAsync or cudaMallocFromPoolAsync, and cudaFreeAsync.
+template <async_memory Memory>
+struct async_calls_of {
+  static constexpr bool of_device = Memory == async_memory::device;
+  using properties = std::conditional_t<of_device, property_set<device_accessible>,
+                                        property_set<device_accessible, host_accessible>>;
+  static constexpr char const* backend = of_device ? "cudaMallocAsync"
+                                         : Memory == async_memory::pinned
+                                             ? "cudaMallocFromPoolAsync, pinned"
+                                             : "cudaMallocFromPoolAsync, managed";
 
   template <block_driver D>
   [[nodiscard]] static char const* refusal(D const& driver) noexcept {
@@ -23,11 +32,20 @@ struct async_calls {
       if (!driver.has_memory_pools())
         return "cudaMallocAsync (no memory pools on this device; use cuda_malloc | pooled, or device_pool)";
     }
+    if constexpr (!of_device) {
+      if (driver.open_memory_pool(Memory).kind == failure::unsupported)
+        return "cudaMemGetDefaultMemPool (no pools of this memory: CUDA before 13, or the device; use "
+               "pinned_host | pooled or managed | pooled)";
+    }
     return nullptr;
   }
   template <block_driver D>
   static status take(D const& driver, stream_ref stream, std::size_t bytes, std::size_t, void*& p) noexcept {
-    return driver.malloc_async(bytes, stream, p);
+    if constexpr (of_device) {
+      return driver.malloc_async(bytes, stream, p);
+    } else {
+      return driver.malloc_async(bytes, stream, Memory, p);
+    }
   }
   template <block_driver D>
   static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
@@ -51,7 +69,7 @@ struct async_calls {
     stream_ref stream;
     status s = driver.create_stream(stream);
     if (!s.ok()) return s;
-    s = driver.malloc_async(bytes, stream, p);
+    s = take(driver, stream, bytes, default_alignment, p);
     if (s.ok()) {
       s = driver.synchronize_stream(stream);
       if (!s.ok()) (void)driver.free_async(p, stream);
@@ -77,6 +95,8 @@ struct async_calls {
   }
 };
 
+using async_calls = async_calls_of<async_memory::device>;
+
 /// Stream-ordered device memory from the driver's own pool: 0.7 µs warm on an H200, more with several
 /// threads, since the pool has one lock. Without a stream (allocate_sync, deallocate_sync) each call creates
 /// and destroys a stream, ~10 µs. The underlying pool is the process's default pool of the device, shared
@@ -84,6 +104,18 @@ struct async_calls {
 /// without memory pools: use `cuda_malloc{} | pooled{}`.
 template <block_driver D>
 using basic_async = block_source<D, async_calls>;
+
+/// Stream-ordered memory from the process's default pools of pinned and of managed memory, for one device:
+/// streams of other devices are refused. CUDA 13 and later; before, and on devices without such pools, the
+/// constructor throws cuda_error of kind `unsupported`: use `pinned_host{} | pooled{}` or `managed{} |
+/// pooled{}`. The constructor lets the device access the pool of pinned memory. CUDA's pools return their
+/// memory at each synchronisation, unless their release threshold was set. Like that of any pool, memory
+/// allocated on a stream may still be in use by earlier work of it: the host waits for the stream before it
+/// writes.
+template <block_driver D>
+using basic_async_pinned = block_source<D, async_calls_of<async_memory::pinned>>;
+template <block_driver D>
+using basic_async_managed = block_source<D, async_calls_of<async_memory::managed>>;
 
 /// Sets how many bytes CUDA's pool keeps at a synchronisation; the initial value is 0, which gives everything
 /// back each time. The whole process shares the pool and this setting.
@@ -97,7 +129,9 @@ void set_release_threshold(basic_async<D> const& memory, std::size_t bytes,
 
 #if TARN_HAS_CUDA
 using cuda_async = basic_async<cuda_driver>;
-static_assert(resource<cuda_async>);
+using cuda_async_pinned = basic_async_pinned<cuda_driver>;
+using cuda_async_managed = basic_async_managed<cuda_driver>;
+static_assert(resource<cuda_async> && resource<cuda_async_pinned> && resource<cuda_async_managed>);
 #endif
 
 }  // namespace TARN_NAMESPACE

@@ -16,12 +16,15 @@ namespace TARN_NAMESPACE {
 using sim_pages = basic_pages<sim_driver>;
 using sim_malloc = basic_malloc<sim_driver>;
 using sim_async = basic_async<sim_driver>;
+using sim_async_pinned = basic_async_pinned<sim_driver>;
+using sim_async_managed = basic_async_managed<sim_driver>;
 using sim_pinned_host = basic_pinned<sim_driver>;
 using sim_registered_host = basic_registered<sim_driver>;
 using sim_managed = basic_managed<sim_driver>;
 
 static_assert(page_source<sim_pages>);
-static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_pinned_host> &&
-              resource<sim_managed> && resource<sim_registered_host>);
+static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_async_pinned> &&
+              resource<sim_async_managed> && resource<sim_pinned_host> && resource<sim_managed> &&
+              resource<sim_registered_host>);
 
 }  // namespace TARN_NAMESPACE

@@ -19,20 +19,21 @@ namespace TARN_NAMESPACE::detail {
 /// Whether a block came from the cache, which determines its cost.
 enum class sim_warmth : std::uint8_t { warm, cold };
 
-/// The pool of one device. A freed block serves requests of its own size: at once on the stream that freed
-/// it, on other streams once the free has completed. Callers hold the machine's lock.
+/// The pools of one device, one for each kind of memory. A freed block serves requests of its own size: at
+/// once on the stream that freed it, on other streams once the free has completed. Callers hold the machine's
+/// lock.
 class sim_async {
  public:
   sim_async(int device, sim_memory& memory, sim_order* order) noexcept
       : device_(device), memory_(memory), order_(order) {}
 
-  sim_code allocate(std::size_t bytes, sim_stream const& stream, sim_nanoseconds now, void*& p,
+  sim_code allocate(std::size_t bytes, sim_kind kind, sim_stream const& stream, sim_nanoseconds now, void*& p,
                     sim_warmth& warmth) {
     p = nullptr;
     warmth = sim_warmth::warm;
     if (bytes == 0) return sim_code::ok;
     if (bytes > max_request_bytes) return sim_code::out_of_memory;
-    std::size_t const size = align_up(bytes, default_alignment * 2);
+    held const size{kind, align_up(bytes, default_alignment * 2)};
     auto const [first, last] = cached_.equal_range(size);
     for (auto it = first; it != last; ++it) {
       kept const& c = it->second;
@@ -44,10 +45,10 @@ class sim_async {
       return sim_code::ok;
     }
     warmth = sim_warmth::cold;
-    sim_code outcome = memory_.allocate(device_, size, sim_kind::async, p);
+    sim_code outcome = memory_.allocate(device_, size.second, kind, p);
     if (outcome == sim_code::out_of_memory) {
       trim(now);
-      outcome = memory_.allocate(device_, size, sim_kind::async, p);
+      outcome = memory_.allocate(device_, size.second, kind, p);
     }
     if (outcome == sim_code::ok) live_.emplace(p, size);
     return outcome;
@@ -69,7 +70,7 @@ class sim_async {
   void trim(sim_nanoseconds now) {
     for (auto it = cached_.begin(); it != cached_.end();) {
       if (it->second.freed_at <= now) {
-        (void)memory_.release(it->second.p, sim_kind::async);
+        (void)memory_.release(it->second.p, it->first.first);
         it = cached_.erase(it);
       } else {
         ++it;
@@ -81,6 +82,7 @@ class sim_async {
   [[nodiscard]] std::size_t cached() const noexcept { return cached_.size(); }
 
  private:
+  using held = std::pair<sim_kind, std::size_t>;  ///< with the bytes
   struct kept {
     void* p;
     stream_id freed_on;
@@ -90,8 +92,8 @@ class sim_async {
   int device_;
   sim_memory& memory_;
   sim_order* order_;
-  std::unordered_map<void*, std::size_t> live_;
-  std::multimap<std::size_t, kept> cached_;
+  std::unordered_map<void*, held> live_;
+  std::multimap<held, kept> cached_;
 };
 
 }  // namespace TARN_NAMESPACE::detail

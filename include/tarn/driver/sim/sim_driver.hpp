@@ -453,6 +453,16 @@ class sim_driver {
     return machine_.state_->options.memory_pools == sim_memory_pools::available;
   }
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
+    return malloc_async(bytes, stream, async_memory::device, p);
+  }
+  status open_memory_pool(async_memory) const noexcept {
+    return has_memory_pools() ? status{} : detail::sim_status(code::not_supported, "open_memory_pool");
+  }
+  status malloc_async(std::size_t bytes, stream_ref stream, async_memory memory, void*& p) const noexcept {
+    using kind = detail::sim_kind;
+    kind const of = memory == async_memory::device   ? kind::async
+                    : memory == async_memory::pinned ? kind::async_pinned
+                                                     : kind::async_managed;
     return on_stream(
         driver_call::malloc_async, costs().malloc_async_warm, stream, [&](state& m, detail::sim_stream& s) {
           if (!has_memory_pools()) return code::not_supported;
@@ -460,7 +470,7 @@ class sim_driver {
           (void)m.streams.end_of(s);
           auto warmth = detail::sim_warmth::warm;
           code const outcome =
-              m.async[static_cast<std::size_t>(s.device)].allocate(bytes, s, m.streams.now(), p, warmth);
+              m.async[static_cast<std::size_t>(s.device)].allocate(bytes, of, s, m.streams.now(), p, warmth);
           if (warmth == detail::sim_warmth::cold) {
             m.charge_more(costs().malloc_async_cold.at(bytes));
           }

@@ -28,7 +28,15 @@ namespace TARN_NAMESPACE {
 namespace detail {
 
 /// The kind of a block; each kind has its own free call.
-enum class sim_kind : std::uint8_t { device, async, pinned, managed, registered };
+enum class sim_kind : std::uint8_t {
+  device,
+  pinned,
+  managed,
+  registered,
+  async,  ///< as the next two, of cudaMallocAsync's pools
+  async_pinned,
+  async_managed
+};
 
 }  // namespace detail
 
@@ -350,7 +358,8 @@ class sim_memory {
   /// Calls change(page, bytes) for the pages of managed memory behind a range, once for those that are alike.
   template <class Change>
   sim_code change_managed(void const* p, std::size_t bytes, Change const& change) {
-    if (!in_block(p, bytes, sim_kind::managed)) return sim_code::invalid_value;
+    if (!in_block(p, bytes, sim_kind::managed) && !in_block(p, bytes, sim_kind::async_managed))
+      return sim_code::invalid_value;
     auto const it = containing(blocks_, address(p));
     auto& pages = it->second.pages;
     std::size_t const begin = align_down(address(p) - it->first, host_page_bytes());
@@ -363,7 +372,7 @@ class sim_memory {
   /// Returns what holds of a page of managed memory, or of none.
   [[nodiscard]] sim_managed_page managed_page(void const* p) const {
     auto const it = containing(blocks_, address(p));
-    if (it == blocks_.end() || it->second.kind != sim_kind::managed) return {};
+    if (it == blocks_.end()) return {};
     return std::prev(it->second.pages.upper_bound(address(p) - it->first))->second;
   }
   /// Returns true for pinned, registered and managed memory.
@@ -476,9 +485,7 @@ class sim_memory {
   using block_map = std::map<std::uintptr_t, block>;
 
   static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  static bool on_host(sim_kind kind) noexcept {
-    return kind == sim_kind::pinned || kind == sim_kind::managed || kind == sim_kind::registered;
-  }
+  static bool on_host(sim_kind kind) noexcept { return kind != sim_kind::device && kind != sim_kind::async; }
   [[nodiscard]] bool is_integrated() const noexcept {
     return options_.placement == sim_placement::integrated;
   }
