@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_cb8055ea
+#define TARN_NAMESPACE tarn::inline v0_2_0_4a91a9fd
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1548,7 +1548,9 @@ inline constexpr char const* captured_without_scope =
 // | fill(stream, to, byte, bytes)                                | 2 us             | sets bytes                                                          |
 // | convert(stream, to, from, count), optional                   | 4 us             | a kernel that converts elements (core/element) in device memory     |
 // | can_share(device, bool&), optional                           | once             | whether that device can access this device's pages                  |
-// | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo                              |
+// | prefetch(stream, p, bytes, device), optional                 |                  | moves managed memory to a device or to host_id: see migrating_driver |
+// | advise(p, bytes, advice, device), optional                   |                  | how managed memory will be used: see migrating_driver               |
+// | memory_info(free&, total&)                                   | 5 us             | of the whole device, as cudaMemGetInfo; what the host has available if the GPU is integrated |
 // | allocation_overhead(), optional                              | 0                | bytes that an allocation may need beside its own; 0 if absent       |
 // | page_granularity(bytes&)                                     | once             | unsupported: no virtual memory management here                      |
 // | reserve_range(bytes, alignment, p&), release_range(p, bytes) | 5-77 us          | address ranges                                                      |
@@ -1558,6 +1560,7 @@ inline constexpr char const* captured_without_scope =
 // | sharing with other processes, optional                       |                  | see sharing_driver.hpp                                              |
 // | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
+// | malloc_async(bytes, stream, memory, p&), optional            |                  | cudaMallocFromPoolAsync; see async_memory                           |
 // | has_contents(p), optional                                    | 0                | whether memory holds what was written to it; true if absent         |
 // | has_memory_pools(), optional                                 | once             | whether the device has malloc_async; true if absent or unknown      |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
@@ -1568,6 +1571,7 @@ inline constexpr char const* captured_without_scope =
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 
 namespace TARN_NAMESPACE {
 
@@ -1654,6 +1658,34 @@ concept registering_driver = stream_driver<D> && requires(D const& d, void* p, s
   { d.register_host(p, bytes) } noexcept -> std::same_as<status>;
   { d.unregister_host(p) } noexcept -> std::same_as<status>;
 };
+
+/// The memory of one of CUDA's default pools. Those of pinned and managed memory are new in CUDA 13; calls
+/// with them are `unsupported` before, and on devices without them.
+enum class async_memory : std::uint8_t { device, pinned, managed };
+
+/// The host, where a call takes a device or the host.
+inline constexpr device_id host_id{-1};
+
+/// How managed memory will be used, and the undoing of each, as cudaMemoryAdvise numbers them. Advice changes
+/// where pages are kept, never what they hold.
+enum class memory_advice : std::uint8_t {
+  read_mostly = 1,  ///< who reads gets a copy of its own; a write removes the copies. Of all devices
+  not_read_mostly,
+  preferred_location,  ///< pages stay there and are mapped by others, if they can be
+  no_preferred_location,
+  accessed_by,  ///< the device's mappings are kept up, so that it does not fault
+  not_accessed_by
+};
+
+/// A driver with managed memory whose pages move while devices run. Both calls return `unsupported` where a
+/// device that is named cannot do that (concurrentManagedAccess is 0), and for memory that is not managed.
+/// prefetch() must not be called for a stream that is being captured: that ends the capture.
+template <class D>
+concept migrating_driver =
+    stream_driver<D> && requires(D const& d, stream_ref stream, void const* p, device_id device) {
+      { d.prefetch(stream, p, std::size_t{}, device) } noexcept -> std::same_as<status>;
+      { d.advise(p, std::size_t{}, memory_advice::read_mostly, device) } noexcept -> std::same_as<status>;
+    };
 
 /// A driver through which a pool notifies an attached tool (compute-sanitizer, the simulated one) of its
 /// allocated blocks. A heap may be accessed only inside a registered region; a null heap is not tracked.
@@ -2224,7 +2256,10 @@ status identify_named(Driver const& driver, stream_ref stream, stream_id& id) no
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/source/cuda_async.hpp
-// cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
+// cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync). cuda_async_pinned and
+// cuda_async_managed: host memory from such pools.
+
+#include <type_traits>
 
 // ---- tarn/driver/all_work.hpp
 // Marks and waits for all work: of one device, or of each device in use where it is unknown on which one the
@@ -2938,7 +2973,7 @@ namespace TARN_NAMESPACE {
 #define TARN_DRIVER_CALLS(CALL) \
   CALL(identify) CALL(ask_device) CALL(is_capturing) CALL(create_event) CALL(destroy_event) \
   CALL(record_event) CALL(query_event) CALL(wait_event) CALL(synchronize_event) CALL(synchronize_stream) \
-  CALL(synchronize_device) CALL(create_stream) CALL(destroy_stream) CALL(copy) CALL(fill) CALL(convert) \
+  CALL(synchronize_device) CALL(create_stream) CALL(destroy_stream) CALL(copy) CALL(fill) CALL(convert) CALL(prefetch) CALL(advise) \
   CALL(memory_info) CALL(memory_account) CALL(can_share) CALL(can_export_pages) CALL(export_pages) \
   CALL(create_shared_event) CALL(open_shared_event) CALL(export_dma_buf) CALL(uuid) CALL(page_granularity) \
   CALL(reserve_range) CALL(release_range) CALL(create_pages) CALL(destroy_pages) CALL(map_pages) \
@@ -3984,6 +4019,53 @@ class cuda_memory_tool {
 };
 
 }  // namespace TARN_NAMESPACE
+// ---- tarn/driver/meminfo.hpp
+// The free memory of an integrated GPU, which shares the host's memory: what the host reports as available in
+// /proc/meminfo.
+
+#if defined(__linux__)
+#include <fcntl.h>
+#include <unistd.h>
+#endif
+
+#include <cstddef>
+#include <string_view>
+
+namespace TARN_NAMESPACE::detail {
+
+/// Corrects what the driver of an integrated GPU reports as free: it counts the host's page cache as used,
+/// though an allocation gets that memory. Takes the line MemAvailable of `meminfo`, at most `total`. Leaves
+/// `free` as it is if there is no such line or it is not a number of kB.
+constexpr void use_available(std::string_view meminfo, std::size_t total, std::size_t& free) noexcept {
+  constexpr std::string_view name = "\nMemAvailable:";
+  std::size_t at = meminfo.find(name);
+  if (at == meminfo.npos) return;
+  at = meminfo.find_first_not_of(' ', at + name.size());
+  std::size_t const digits = at;
+  std::size_t const most = total / 1024;  // a larger number is not read on, so that it cannot overflow
+  std::size_t kib = 0;
+  for (; at < meminfo.size() && meminfo[at] >= '0' && meminfo[at] <= '9'; ++at) {
+    if (kib <= most) kib = kib * 10 + static_cast<std::size_t>(meminfo[at] - '0');
+  }
+  if (at == digits || !meminfo.substr(at).starts_with(" kB\n")) return;
+  free = kib <= most ? kib * 1024 : total;
+}
+
+/// The same with the system's /proc/meminfo; leaves `free` as it is where there is none, as in some
+/// containers. Opens and reads the file. Not the limit of a container's own memory, which the kernel keeps
+/// elsewhere.
+inline void use_available([[maybe_unused]] std::size_t total, [[maybe_unused]] std::size_t& free) noexcept {
+#if defined(__linux__)
+  int const file = ::open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return;
+  char text[512];  // the line is the third
+  auto const length = ::read(file, text, sizeof text);
+  (void)::close(file);
+  if (length > 0) use_available({text, static_cast<std::size_t>(length)}, total, free);
+#endif
+}
+
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/nvml.hpp
 // NVML, NVIDIA's management library, which reports a device's memory by process. It is loaded at run time if
 // present, never linked. The few calls needed are declared here, from the documented ABI. Uses no CUDA names.
@@ -4555,8 +4637,16 @@ class basic_cuda_driver {
   /// What cudaMalloc may need beside the bytes that it allocates, for page tables and rounding. With up
   /// to 5.2 MiB more than 1 GiB free, a cudaMalloc of 1 GiB failed (H200, driver 580).
   [[nodiscard]] static constexpr std::size_t allocation_overhead() noexcept { return 16_MiB; }
+  /// Of an integrated GPU, which has the host's memory, `free` is what the host reports as available: CUDA
+  /// counts the page cache as used. Not so where a card of its own shares the host's page tables (GH200).
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
-    return beside_captures("cudaMemGetInfo", device_, [&] { return cudaMemGetInfo(&free, &total); });
+    status const s =
+        beside_captures("cudaMemGetInfo", device_, [&] { return cudaMemGetInfo(&free, &total); });
+    int integrated = 0;
+    if (s.ok() && cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device_) == cudaSuccess &&
+        integrated != 0)
+      detail::use_available(total, free);
+    return s;
   }
   /// Reports NVML's figures. Loads NVML at run time; a program that calls this links libdl if that is a
   /// separate library (glibc before 2.34). unsupported: NVML is missing or does not know the device.
@@ -4782,6 +4872,26 @@ class basic_cuda_driver {
     return on_device("cudaMallocAsync", device_for(stream),
                      [&] { return cudaMallocAsync(&p, bytes, reach(stream)); });
   }
+  status malloc_async(std::size_t bytes, stream_ref stream, async_memory memory, void*& p) const noexcept {
+    if (memory == async_memory::device) return malloc_async(bytes, stream, p);
+    cudaMemPool_t pool = nullptr;
+    status const s = default_pool(memory, pool);
+    if (!s.ok()) return s;
+    return on_device("cudaMallocFromPoolAsync", device_for(stream),
+                     [&] { return cudaMallocFromPoolAsync(&p, bytes, pool, reach(stream)); });
+  }
+  /// Finds the pool of pinned or managed memory, and lets the device access that of pinned memory, which CUDA
+  /// does not by itself.
+  status open_memory_pool(async_memory memory) const noexcept {
+    cudaMemPool_t pool = nullptr;
+    status const s = default_pool(memory, pool);
+    if (!s.ok() || memory != async_memory::pinned) return s;
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = device_;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    return on_device("cudaMemPoolSetAccess", device_, [&] { return cudaMemPoolSetAccess(pool, &access, 1); });
+  }
   status free_async(void* p, stream_ref stream) const noexcept {
     return on_device("cudaFreeAsync", device_for(stream), [&] { return cudaFreeAsync(p, reach(stream)); });
   }
@@ -4791,8 +4901,7 @@ class basic_cuda_driver {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     cudaMemPool_t pool = nullptr;
-    status const s =
-        detail::cuda_status(cudaDeviceGetDefaultMemPool(&pool, device_), "cudaDeviceGetDefaultMemPool");
+    status const s = default_pool(async_memory::device, pool);
     if (!s.ok()) return s;
     std::uint64_t threshold = bytes;
     return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
@@ -4820,6 +4929,31 @@ class basic_cuda_driver {
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
     return beside_captures("cudaMallocManaged", device_,
                            [&] { return cudaMallocManaged(&p, bytes, cudaMemAttachGlobal); });
+  }
+  status prefetch(stream_ref stream, void const* p, std::size_t bytes, device_id to) const noexcept {
+    if (bytes == 0) return {};
+    status s = can_migrate(device_for(stream));
+    if (s.ok()) s = can_migrate(to.value);
+    if (!s.ok()) return s;
+    return of_managed(beside_captures("cudaMemPrefetchAsync", device_for(stream), [&] {
+#if CUDART_VERSION >= 13000
+      return cudaMemPrefetchAsync(p, bytes, location_of(to), 0, reach(stream));
+#else
+      return cudaMemPrefetchAsync(p, bytes, to.value, reach(stream));
+#endif
+    }));
+  }
+  status advise(void const* p, std::size_t bytes, memory_advice advice, device_id where) const noexcept {
+    if (bytes == 0) return {};
+    if (status const s = can_migrate(where.value); !s.ok()) return s;
+    return of_managed(beside_captures("cudaMemAdvise", device_, [&] {
+      auto const native = static_cast<cudaMemoryAdvise>(advice);
+#if CUDART_VERSION >= 13000
+      return cudaMemAdvise(p, bytes, native, location_of(where));
+#else
+      return cudaMemAdvise(p, bytes, native, where.value);
+#endif
+    }));
   }
   status free_managed(void* p) const noexcept {
     return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
@@ -4851,6 +4985,51 @@ class basic_cuda_driver {
     auto const& calls = detail::cuda_driver_calls();
     return calls.has_pages() ? detail::cuda_status(call(calls), name) : detail::cuda_lacks(name);
   }
+
+  /// The pool of a kind of memory that the whole process shares.
+  status default_pool(async_memory memory, cudaMemPool_t& pool) const noexcept {
+    if (memory == async_memory::device) {
+      return detail::cuda_status(cudaDeviceGetDefaultMemPool(&pool, device_), "cudaDeviceGetDefaultMemPool");
+    }
+#if CUDART_VERSION >= 13000
+    bool const is_pinned = memory == async_memory::pinned;
+    cudaMemLocation location{};
+    location.type = is_pinned ? cudaMemLocationTypeHost : cudaMemLocationTypeNone;
+    return on_device("cudaMemGetDefaultMemPool", device_, [&] {
+      return cudaMemGetDefaultMemPool(&pool, &location,
+                                      is_pinned ? cudaMemAllocationTypePinned : cudaMemAllocationTypeManaged);
+    });
+#else
+    return detail::cuda_lacks("cudaMemGetDefaultMemPool");
+#endif
+  }
+  /// Fails unless a device can move pages of managed memory while it runs. The host can.
+  static status can_migrate(int device) noexcept {
+    int can = 1;
+    if (device == host_id.value) return {};
+    status const s = detail::cuda_status(
+        cudaDeviceGetAttribute(&can, cudaDevAttrConcurrentManagedAccess, device), "cudaDeviceGetAttribute");
+    return s.ok() && can == 0 ? detail::cuda_lacks("cudaMemPrefetchAsync, cudaMemAdvise") : s;
+  }
+  /// CUDA calls memory that is not managed an invalid value.
+  static status of_managed(status s) noexcept {
+    if (s.code != static_cast<int>(cudaErrorInvalidValue)) return s;
+    (void)cudaGetLastError();
+    s.kind = failure::unsupported;
+    return s;
+  }
+#if CUDART_VERSION >= 13000
+  [[nodiscard]] static cudaMemLocation location_of(device_id device) noexcept {
+    cudaMemLocation location{};
+    location.type = device == host_id ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice;
+    location.id = device == host_id ? 0 : device.value;
+    return location;
+  }
+#else
+  static_assert(cudaCpuDeviceId == host_id.value);
+#endif
+  static_assert(static_cast<int>(memory_advice::read_mostly) == cudaMemAdviseSetReadMostly &&
+                static_cast<int>(memory_advice::not_accessed_by) == cudaMemAdviseUnsetAccessedBy);
 
   // Identities of default streams. cudaStreamGetId counts up from 1 and never reaches the upper half:
   //   bits 63..62   10 legacy, 11 per-thread
@@ -4950,19 +5129,25 @@ using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 #endif
 
 static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
-              registering_driver<cuda_driver> && memory_tool_driver<cuda_driver> &&
-              accounting_driver<cuda_driver> && sharing_driver<cuda_driver> &&
-              detail::multi_device_driver<cuda_driver>);
+              registering_driver<cuda_driver> && migrating_driver<cuda_driver> &&
+              memory_tool_driver<cuda_driver> && accounting_driver<cuda_driver> &&
+              sharing_driver<cuda_driver> && detail::multi_device_driver<cuda_driver>);
 
 }  // namespace TARN_NAMESPACE
 #endif
 
 namespace TARN_NAMESPACE {
 
-/// cudaMallocAsync and cudaFreeAsync.
-struct async_calls {
-  using properties = property_set<device_accessible>;
-  static constexpr char const* backend = "cudaMallocAsync";
+/// cudaMallocAsync or cudaMallocFromPoolAsync, and cudaFreeAsync.
+template <async_memory Memory>
+struct async_calls_of {
+  static constexpr bool of_device = Memory == async_memory::device;
+  using properties = std::conditional_t<of_device, property_set<device_accessible>,
+                                        property_set<device_accessible, host_accessible>>;
+  static constexpr char const* backend = of_device ? "cudaMallocAsync"
+                                         : Memory == async_memory::pinned
+                                             ? "cudaMallocFromPoolAsync, pinned"
+                                             : "cudaMallocFromPoolAsync, managed";
 
   template <block_driver D>
   [[nodiscard]] static char const* refusal(D const& driver) noexcept {
@@ -4970,11 +5155,20 @@ struct async_calls {
       if (!driver.has_memory_pools())
         return "cudaMallocAsync (no memory pools on this device; use cuda_malloc | pooled, or device_pool)";
     }
+    if constexpr (!of_device) {
+      if (driver.open_memory_pool(Memory).kind == failure::unsupported)
+        return "cudaMemGetDefaultMemPool (no pools of this memory: CUDA before 13, or the device; use "
+               "pinned_host | pooled or managed | pooled)";
+    }
     return nullptr;
   }
   template <block_driver D>
   static status take(D const& driver, stream_ref stream, std::size_t bytes, std::size_t, void*& p) noexcept {
-    return driver.malloc_async(bytes, stream, p);
+    if constexpr (of_device) {
+      return driver.malloc_async(bytes, stream, p);
+    } else {
+      return driver.malloc_async(bytes, stream, Memory, p);
+    }
   }
   template <block_driver D>
   static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
@@ -4998,7 +5192,7 @@ struct async_calls {
     stream_ref stream;
     status s = driver.create_stream(stream);
     if (!s.ok()) return s;
-    s = driver.malloc_async(bytes, stream, p);
+    s = take(driver, stream, bytes, default_alignment, p);
     if (s.ok()) {
       s = driver.synchronize_stream(stream);
       if (!s.ok()) (void)driver.free_async(p, stream);
@@ -5024,6 +5218,8 @@ struct async_calls {
   }
 };
 
+using async_calls = async_calls_of<async_memory::device>;
+
 /// Stream-ordered device memory from the driver's own pool: 0.7 µs warm on an H200, more with several
 /// threads, since the pool has one lock. Without a stream (allocate_sync, deallocate_sync) each call creates
 /// and destroys a stream, ~10 µs. The underlying pool is the process's default pool of the device, shared
@@ -5031,6 +5227,18 @@ struct async_calls {
 /// without memory pools: use `cuda_malloc{} | pooled{}`.
 template <block_driver D>
 using basic_async = block_source<D, async_calls>;
+
+/// Stream-ordered memory from the process's default pools of pinned and of managed memory, for one device:
+/// streams of other devices are refused. CUDA 13 and later; before, and on devices without such pools, the
+/// constructor throws cuda_error of kind `unsupported`: use `pinned_host{} | pooled{}` or `managed{} |
+/// pooled{}`. The constructor lets the device access the pool of pinned memory. CUDA's pools return their
+/// memory at each synchronisation, unless their release threshold was set. Like that of any pool, memory
+/// allocated on a stream may still be in use by earlier work of it: the host waits for the stream before it
+/// writes.
+template <block_driver D>
+using basic_async_pinned = block_source<D, async_calls_of<async_memory::pinned>>;
+template <block_driver D>
+using basic_async_managed = block_source<D, async_calls_of<async_memory::managed>>;
 
 /// Sets how many bytes CUDA's pool keeps at a synchronisation; the initial value is 0, which gives everything
 /// back each time. The whole process shares the pool and this setting.
@@ -5044,7 +5252,9 @@ void set_release_threshold(basic_async<D> const& memory, std::size_t bytes,
 
 #if TARN_HAS_CUDA
 using cuda_async = basic_async<cuda_driver>;
-static_assert(resource<cuda_async>);
+using cuda_async_pinned = basic_async_pinned<cuda_driver>;
+using cuda_async_managed = basic_async_managed<cuda_driver>;
+static_assert(resource<cuda_async> && resource<cuda_async_pinned> && resource<cuda_async_managed>);
 #endif
 
 }  // namespace TARN_NAMESPACE
@@ -5279,7 +5489,11 @@ static_assert(resource<host_memory>);
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/source/managed.hpp
-// managed: memory that migrates between host and devices on access.
+// managed: memory that migrates between host and devices on access; prefetch() and advise(), which say where
+// it will be used.
+
+#include <cstddef>
+#include <span>
 
 #if TARN_HAS_CUDA
 #endif
@@ -5305,6 +5519,69 @@ struct managed_calls {
 /// kernels run.
 template <block_driver D>
 using basic_managed = block_source<D, managed_calls>;
+
+namespace detail {
+
+/// As driver.prefetch(), on a stream of any device; refuses a captured stream and leaves the capture valid.
+template <migrating_driver D>
+[[nodiscard]] status prefetch_managed(D const& driver, stream_ref stream, void const* p, std::size_t bytes,
+                                      device_id to) noexcept {
+  D const there = driver_of(driver, stream);
+  bool captured = false;
+  status const s = there.is_capturing(stream, captured);
+  if (captured) return unsupported_call("prefetch (the stream is captured, and graphs have no prefetches)");
+  return s.ok() ? there.prefetch(stream, p, bytes, to) : s;
+}
+
+/// A buffer whose driver knows managed memory.
+template <class B>
+concept migrating_buffer = requires(B const& b) {
+  std::span(b.data(), b.size());
+  requires migrating_driver<typename B::resource_type::driver_type>;
+};
+
+}  // namespace detail
+
+/// Moves elements of managed memory to a device or to the host (host_id), in the order of `stream`: a kernel
+/// there then finds them without page faults. Whole pages move, so neighbours may move, too. The memory stays
+/// accessible everywhere meanwhile, and may be freed. Where a device has not enough memory for it, CUDA moves
+/// other managed memory to the host. Does nothing for no elements. One driver call; the host does not wait.
+/// @param stream  of any device that can do it; not captured
+/// @throws cuda_error  of kind `unsupported`: the memory is not managed, one of the devices cannot move pages
+///                     while it runs, or the stream is captured, whose capture stays valid; of kind
+///                     `no_device`: there is no such device
+/// @throws misuse      the buffer has no pool
+template <migrating_driver D, class T>
+void prefetch(D const& driver, std::span<T> elements, device_id to, stream_ref stream,
+              source_location where = source_location::current()) {
+  detail::must_succeed(
+      driver, detail::prefetch_managed(driver, stream, elements.data(), elements.size_bytes(), to), where);
+}
+/// The same for all elements of a buffer.
+template <detail::migrating_buffer Buffer>
+void prefetch(Buffer const& buffer, device_id to, stream_ref stream,
+              source_location where = source_location::current()) {
+  tarn::prefetch(detail::required(buffer.resource(), where).driver(), std::span(buffer.data(), buffer.size()),
+                 to, stream, where);
+}
+
+/// Says how elements of managed memory will be used, from now on and until it is undone; not ordered by
+/// streams. Of whole pages, as prefetch(); in a pool the advice stays when the memory is reused: undo it
+/// first. One driver call.
+/// @param of  the device or host_id that prefers or accesses them; of no effect for `read_mostly`
+/// @throws cuda_error  as prefetch()
+template <migrating_driver D, class T>
+void advise(D const& driver, std::span<T> elements, memory_advice advice, device_id of,
+            source_location where = source_location::current()) {
+  detail::must_succeed(driver, driver.advise(elements.data(), elements.size_bytes(), advice, of), where);
+}
+/// The same for all elements of a buffer.
+template <detail::migrating_buffer Buffer>
+void advise(Buffer const& buffer, memory_advice advice, device_id of,
+            source_location where = source_location::current()) {
+  tarn::advise(detail::required(buffer.resource(), where).driver(), std::span(buffer.data(), buffer.size()),
+               advice, of, where);
+}
 
 #if TARN_HAS_CUDA
 using managed = basic_managed<cuda_driver>;
@@ -22140,6 +22417,39 @@ class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstre
   }
   void map(void* p, std::size_t bytes, page_handle handle) { this->upstream().map(p, bytes, handle); }
   void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
+};
+
+}  // namespace TARN_NAMESPACE
+// ---- tarn/policy/prefetched.hpp
+// prefetched: moves each block of managed memory to its device as it is allocated.
+
+#include <type_traits>
+
+namespace TARN_NAMESPACE {
+
+/// Calls prefetch() for each block, to the memory's device and on the stream of the allocation: `managed{} |
+/// pooled{} | prefetched{}`. The first kernel on the block then finds its pages without faults. For
+/// allocate_sync() the stream is the default stream. Leaves a block where it is if that cannot be done: on a
+/// captured stream, on a device that cannot move pages while it runs, and if it is not managed memory, as one
+/// of pages above `fallback_to`. Two driver calls per allocation, none per deallocation.
+struct prefetched {
+  template <class Upstream>
+  using layer = around_layer<prefetched, Upstream>;
+
+  /// @throws what the upstream throws; cuda_error  the device is broken or lost; nothing is allocated then
+  void* around_allocate(request const& r, auto const& next) {
+    void* const p = next.allocate(r);
+    if constexpr (migrating_driver<std::remove_cvref_t<decltype(next.driver())>>) {
+      if (p == nullptr) return p;
+      auto const& driver = next.driver();
+      status const s = detail::prefetch_managed(driver, r.stream, p, r.bytes, driver.device());
+      if (!s.ok() && s.kind != failure::unsupported) {
+        next.deallocate(r, p);
+        detail::must_succeed(driver, s, location_scope::current());
+      }
+    }
+    return p;
+  }
 };
 
 }  // namespace TARN_NAMESPACE

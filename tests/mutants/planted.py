@@ -66,6 +66,51 @@ PLANTED = {
             "",
         ),
     ],
+    "a block that is extended takes free memory that its stream may use, and all of it is counted": [
+        Mutant(
+            "a block is extended into memory that another stream has freed",
+            "pool/arena/arena.hpp",
+            "free.state == range_state::free && (free.domain == taker || free.domain == neutral);",
+            "free.state == range_state::free;",
+        ),
+        Mutant(
+            "a block is extended into a live one",
+            "pool/arena/arena.hpp",
+            "free.state == range_state::free && (free.domain == taker || free.domain == neutral);",
+            "free.domain == taker || free.domain == neutral;",
+        ),
+        Mutant(
+            "all of the free range becomes part of an extended block",
+            "pool/arena/arena.hpp",
+            "merge(r, carve(behind, free.address, more));",
+            "merge(r, carve(behind, free.address, free.bytes));",
+        ),
+        Mutant(
+            "the pool does not count what a block is extended by",
+            "pool/in_place.hpp",
+            "    heap_.count_uncached(held, static_cast<std::int64_t>(wanted - now), 0);\n",
+            "",
+        ),
+        Mutant(
+            "a limit keeps what it has not extended by",
+            "policy/limited.hpp",
+            "    if (!extended) this->budget_.give(added);\n",
+            "",
+            finder="tests/pool/extend.cpp",
+        ),
+        Mutant(
+            "a block of a graph is extended",
+            "pool/arena/arena.hpp",
+            "ranges[r].view_or_split != 0 ||\n        ranges[r].part != common)",
+            "ranges[r].view_or_split != 0)",
+        ),
+        Mutant(
+            "a piece of a view is extended",
+            "pool/arena/arena.hpp",
+            "ranges[r].chain != 0 || ranges[r].view_or_split != 0 ||",
+            "ranges[r].chain != 0 ||",
+        ),
+    ],
     "managed memory moves where a call sends it, and a block whose prefetch fails is freed": [
         Mutant(
             "a prefetch on a captured stream ends the capture",
