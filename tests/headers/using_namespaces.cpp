@@ -17,6 +17,7 @@
 #include "tarn/sharing.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/stl.hpp"
+#include "tarn/testing.hpp"
 #include "tarn/transfer.hpp"
 
 using namespace std;

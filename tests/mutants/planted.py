@@ -1999,6 +1999,36 @@ PLANTED = {
             finder="tests/policy/resource_adaptor.cpp",
         ),
     ],
+    "a test lets each allocation of a program fail in turn": [
+        Mutant(
+            "the numbers of calls begin at 0",
+            "policy/failing.hpp",
+            "calls_.fetch_add(1, std::memory_order_relaxed) + 1;",
+            "calls_.fetch_add(1, std::memory_order_relaxed);",
+            finder="tests/policy/failing.cpp",
+        ),
+        Mutant(
+            "every later call is refused, too",
+            "policy/failing.hpp",
+            "if (is_from_first(call) && call - options_.call < options_.times) refuse(r);",
+            "if (is_from_first(call)) refuse(r);",
+            finder="tests/policy/failing.cpp",
+        ),
+        Mutant(
+            "a request of zero bytes is counted",
+            "policy/failing.hpp",
+            "if (r.bytes != 0) {",
+            "{",
+            finder="tests/policy/failing.cpp",
+        ),
+        Mutant(
+            "it reports a failure although it was asked to refuse nothing",
+            "policy/failing.hpp",
+            "return options_.call != 0 && call >= options_.call;",
+            "return call >= options_.call;",
+            finder="tests/policy/failing.cpp",
+        ),
+    ],
     "a policy looks values up again after it released its lock": [
         Mutant(
             "fences are verified for a block that was freed after it was listed",

@@ -20,6 +20,7 @@
 #include "tarn/debug/poisoned.hpp"
 #include "tarn/debug/with_history.hpp"
 #include "tarn/policy/accessible_from.hpp"
+#include "tarn/policy/failing.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
@@ -249,6 +250,13 @@ struct prefetched : policy {
     return tarn::prefetched{};
   }
 };
+struct failing : policy {
+  static constexpr char const* name = "failing";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::failing{.call = 0};
+  }
+};
 struct pooled : policy {
   static constexpr char const* name = "pooled";
   static constexpr bool has_pool = true;
@@ -273,7 +281,7 @@ struct list {};
 /// Every policy over blocks; pairs combine these. The stacks add `pooled` themselves.
 using block_policies = list<with::limited, with::tracked, with::fenced, with::poisoned, with::checked,
                             with::traced, with::logged, with::with_history, with::tagged, with::nvtx_ranged,
-                            with::fallback_to, with::retry_on_oom, with::prefetched>;
+                            with::fallback_to, with::retry_on_oom, with::prefetched, with::failing>;
 /// Part number Part of Parts parts of a list, so that pairs can be compiled in several files.
 template <unsigned Part, unsigned Parts, unsigned At, class Done, class Rest>
 struct part_of_list {

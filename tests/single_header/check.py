@@ -17,6 +17,7 @@ program = """#include <tarn/tarn.hpp>
 #include <tarn/stl.hpp>
 #include <tarn/diagnostics.hpp>
 #include <tarn/sharing.hpp>
+#include <tarn/testing.hpp>
 int other();
 int {name}() {{
   auto memory = tarn::host_memory{{}} | tarn::pooled{{}} | tarn::tracked{{}};
