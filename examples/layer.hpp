@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A class that owns device memory. It can be moved, resized and kept in a std::vector; layers.cpp uses it,
-// layer_test.cpp tests it.
+// layer_test.cpp tests it. It takes any pool, so that a test can pass one whose allocations fail.
 
 #include <tarn/tarn.hpp>
 
@@ -15,7 +15,7 @@
 class layer {
  public:
   /// All weights are 0. @throws tarn::out_of_memory  nothing is held
-  layer(tarn::device_pool const& pool, std::size_t inputs, std::size_t outputs, tarn::stream_ref stream)
+  layer(tarn::any_resource const& pool, std::size_t inputs, std::size_t outputs, tarn::stream_ref stream)
       : inputs_(inputs), weights_(pool, inputs * outputs, stream), biases_(pool, outputs, stream) {
     weights_.zero();
     biases_.zero();
@@ -46,6 +46,6 @@ class layer {
 
  private:
   std::size_t inputs_;
-  tarn::device_buffer<float> weights_;
-  tarn::device_buffer<float> biases_;
+  tarn::device_buffer<float, tarn::any_resource> weights_;
+  tarn::device_buffer<float, tarn::any_resource> biases_;
 };

@@ -1471,7 +1471,7 @@ PLANTED = {
         ),
         Mutant(
             "a snapshot takes the history of a layer below the pool",
-            "report/take_snapshot.hpp",
+            "debug/memory_history.hpp",
             "  static constexpr bool ends_at_pools = true;\n",
             "  static constexpr bool ends_at_pools = false;\n",
             finder="tests/report/take_snapshot.cpp",
@@ -2027,6 +2027,24 @@ PLANTED = {
             "return options_.call != 0 && call >= options_.call;",
             "return call >= options_.call;",
             finder="tests/policy/failing.cpp",
+        ),
+    ],
+    "a test sees what is still allocated": [
+        Mutant(
+            "the counts hide blocks that only the history has seen",
+            "report/live_blocks_summary.hpp",
+            "if (counts.allocations[0].current != 0) {",
+            "{",
+            finder="tests/report/live_blocks_summary.cpp",
+        ),
+        Mutant(
+            "deferred blocks count as live",
+            "report/live_blocks_summary.hpp",
+            """counts.allocations[0].current != 0) {
+      blocks = counts.allocations[0].current;""",
+            """counts.active[0].current != 0) {
+      blocks = counts.active[0].current;""",
+            finder="tests/report/live_blocks_summary.cpp",
         ),
     ],
     "a policy looks values up again after it released its lock": [

@@ -4,9 +4,11 @@
 // from a hook: the program chooses how to walk the stack and how to name a frame. debug/backtrace.hpp
 // provides glibc's.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "tarn/core/stream.hpp"
@@ -74,6 +76,22 @@ struct memory_history {
   std::vector<history_tag> tags;                      ///< tags[0] is "untagged"
   std::vector<std::vector<history_frame>> locations;  ///< innermost frame first; locations[0] is empty
 };
+
+namespace detail {
+
+/// The nearest record of blocks above the pool: one below it records the pool's segments. No lambda: nvcc
+/// drops the constraint of one.
+struct ask_record {
+  static constexpr bool ends_at_pools = true;
+  template <class L>
+  auto operator()(L& l) const
+      -> std::enable_if_t<std::same_as<std::remove_cvref_t<decltype(l.record())>, memory_history>,
+                          memory_history> {
+    return l.record();
+  }
+};
+
+}  // namespace detail
 
 /// How call stacks are captured and, much later, named. Both functions are called from any thread and must
 /// not allocate from the memory that is watched. An exception from `capture` ends the program; one from

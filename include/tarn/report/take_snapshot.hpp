@@ -3,11 +3,9 @@
 // take_snapshot: captures the state and history of memory from its nearest pool and watched layer.
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,18 +19,6 @@
 namespace TARN_NAMESPACE {
 
 namespace detail {
-
-/// The nearest record of blocks above the pool: one below it records the pool's segments. No lambda: nvcc
-/// drops the constraint of one.
-struct ask_record {
-  static constexpr bool ends_at_pools = true;
-  template <class L>
-  auto operator()(L& l) const
-      -> std::enable_if_t<std::same_as<std::remove_cvref_t<decltype(l.record())>, memory_history>,
-                          memory_history> {
-    return l.record();
-  }
-};
 
 /// Without a pool, each block is a segment of its own, which begins and ends with it.
 inline void stand_alone(snapshot& s, memory_history const& record) {
