@@ -10,6 +10,7 @@
 #include "tarn/source/registered_host.hpp"
 #include "tarn/transfer/collect_batches.hpp"
 #include "tarn/transfer/convert.hpp"
+#include "tarn/transfer/element_reader.hpp"
 #include "tarn/transfer/evict_scope.hpp"
 #include "tarn/transfer/free_on.hpp"
 #include "tarn/transfer/mapped_file.hpp"

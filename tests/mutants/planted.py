@@ -2029,6 +2029,29 @@ PLANTED = {
             finder="tests/policy/failing.cpp",
         ),
     ],
+    "an element is read after the work of both streams": [
+        Mutant(
+            "the stream of the read does not wait for the buffer's",
+            "transfer/element_reader.hpp",
+            "    detail::order_streams(driver, stream, buffer.stream(), where);\n",
+            "",
+            finder="tests/transfer/element_reader.cpp",
+        ),
+        Mutant(
+            "the host does not wait for the element",
+            "transfer/element_reader.hpp",
+            "tarn::copy_sync(driver,",
+            "tarn::copy(driver,",
+            finder="tests/transfer/element_reader.cpp",
+        ),
+        Mutant(
+            "the element behind the last one is read",
+            "transfer/element_reader.hpp",
+            "if (index >= buffer.size()) {",
+            "if (index > buffer.size()) {",
+            finder="tests/transfer/element_reader.cpp",
+        ),
+    ],
     "a test sees what is still allocated": [
         Mutant(
             "the counts hide blocks that only the history has seen",
