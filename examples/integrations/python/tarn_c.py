@@ -3,8 +3,10 @@
 
 The library is looked for in TARN_C_LIBRARY, then beside this file."""
 import ctypes
+import math
 import os
 import pathlib
+import weakref
 
 NO_LIMIT = ctypes.c_size_t(-1).value
 OUT_OF_MEMORY = 1
@@ -88,3 +90,24 @@ class Pool:
     def flush(self):
         """Writes what the recorder of a trace has buffered; False if that failed or there is none."""
         return bool(lib.tarn_c_flush(self.pointer))
+
+
+class Array:
+    """Uninitialised memory of a pool with a shape, by the CUDA Array Interface, version 3: cupy.asarray(a), torch.as_tensor(a,
+    device="cuda") and numba.cuda.as_cuda_array(a) use it without a copy and keep it alive. It is freed in the order of `stream` (a
+    cudaStream_t as an integer; None: the legacy default stream), which they wait for when they take it: what they enqueue on other
+    streams must be complete, or ordered before later work of `stream`, when the last of them is gone."""
+
+    def __init__(self, pool, shape, typestr="<f4", stream=None):
+        """typestr: as NumPy's, with the bytes of an element at its end."""
+        if any(n < 0 for n in shape):
+            raise ValueError(f"a shape has no negative size: {shape}")
+        size = math.prod(shape) * int(typestr[2:])
+        address = lib.tarn_c_allocate(pool.pointer, size, stream)
+        if not address and size:
+            raise (MemoryError if lib.tarn_c_error_kind() == OUT_OF_MEMORY else Error)(error_text())
+        # The process ends with this memory, which others may still use then.
+        weakref.finalize(self, lib.tarn_c_free, pool.pointer, address).atexit = False
+        legacy = 1  # 0 is ambiguous and not allowed
+        self.__cuda_array_interface__ = {"version": 3, "shape": tuple(shape), "typestr": typestr, "strides": None,
+                                         "data": (address or 0, False), "stream": stream or legacy}

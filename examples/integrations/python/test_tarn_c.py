@@ -123,6 +123,43 @@ class Functions(unittest.TestCase):
         self.assertEqual(self.pool.numbers().allocated, 0)
 
 
+class Arrays(unittest.TestCase):
+    def setUp(self):
+        self.pool = tarn_c.Pool(0)
+        self.pool.set_limit(0)
+        self.assertEqual(self.pool.numbers().blocks, 0)
+
+    def test_an_array_shows_its_block_and_frees_it(self):
+        a = tarn_c.Array(self.pool, (3, 5), "<c16")
+        self.assertEqual(self.pool.numbers().requested, 3 * 5 * 16)
+        shown = a.__cuda_array_interface__
+        address, is_read_only = shown.pop("data")
+        self.assertTrue(address and address % 256 == 0 and not is_read_only)
+        self.assertEqual(shown, {"version": 3, "shape": (3, 5), "typestr": "<c16", "strides": None, "stream": 1})
+        del a
+        self.assertEqual(self.pool.numbers().blocks, 0)
+
+    def test_an_array_of_another_stream_names_it_and_is_freed_on_it(self):
+        per_thread = 2
+        a = tarn_c.Array(self.pool, [100], stream=per_thread)
+        address = a.__cuda_array_interface__["data"][0]
+        self.assertEqual(a.__cuda_array_interface__["stream"], per_thread)
+        del a
+        again = lib.tarn_c_allocate(self.pool.pointer, 400, per_thread)
+        self.assertEqual(again, address)
+        lib.tarn_c_free(self.pool.pointer, again)
+
+    def test_an_array_without_elements_has_no_address(self):
+        self.assertEqual(tarn_c.Array(self.pool, (0, 7)).__cuda_array_interface__["data"], (0, False))
+        self.assertEqual(tarn_c.Array(self.pool, ()).__cuda_array_interface__["shape"], ())
+
+    def test_an_array_that_does_not_fit_is_a_memory_error(self):
+        self.pool.set_limit(4 * MIB)
+        self.assertRaisesRegex(MemoryError, "refused by limited", tarn_c.Array, self.pool, (100, MIB))
+        self.assertRaises(ValueError, tarn_c.Array, self.pool, (-1, -1))
+        self.assertEqual(self.pool.numbers().blocks, 0)
+
+
 class CupyFunctions(unittest.TestCase):
     """tarn_c_cupy_malloc and _free, with functions of this file in place of CuPy's and Python's."""
 
