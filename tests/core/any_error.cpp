@@ -14,6 +14,7 @@
 #include "tarn/core/any_error.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/file_error.hpp"
+#include "tarn/dlpack.hpp"
 #include "tarn/nccl.hpp"
 #include "tarn/policy/accessible_from.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -53,6 +54,7 @@ template <class F>
 void for_each_error(F const& f) {
   std::string const long_text(2000, 'x');
   f(length_error("tarn: too many elements"), static_cast<std::length_error*>(nullptr));
+  f(dlpack_error(long_text), static_cast<std::invalid_argument*>(nullptr));
   f(bad_alignment(3, 256), static_cast<std::invalid_argument*>(nullptr));
   f(cuda_error({failure::other, 700, "cudaErrorIllegalAddress", "cuMemMap"}, 0, {}),
     static_cast<std::exception*>(nullptr));

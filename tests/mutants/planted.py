@@ -2029,6 +2029,43 @@ PLANTED = {
             finder="tests/policy/failing.cpp",
         ),
     ],
+    "a tensor of another library is freed in stream order, or refused": [
+        Mutant(
+            "the consumer's stream does not wait for the buffer's",
+            "dlpack.hpp",
+            "  buffer.set_stream(stream, where);\n",
+            "",
+            finder="tests/interop/dlpack.cpp",
+        ),
+        Mutant(
+            "the deleter is not called",
+            "dlpack.hpp",
+            "if (tensor->deleter != nullptr) tensor->deleter(tensor);",
+            "(void)tensor;",
+            finder="tests/interop/dlpack.cpp",
+        ),
+        Mutant(
+            "a tensor of a later major version is read",
+            "dlpack.hpp",
+            "if (tensor->version.major != detail::dlpack_major)",
+            "if (tensor->version.major < detail::dlpack_major)",
+            finder="tests/interop/dlpack.cpp",
+        ),
+        Mutant(
+            "a column of a matrix is taken for a row",
+            "dlpack.hpp",
+            "if (t.shape[i] != 1 && t.strides[i] != stride)",
+            "if (t.shape[i] != 1 && t.strides[i] < stride)",
+            finder="tests/interop/dlpack.cpp",
+        ),
+        Mutant(
+            "the number of the device is not compared",
+            "dlpack.hpp",
+            "if (device && type == detail::dlpack_cuda && t.device.device_id != device->value)",
+            "if (device && t.device.device_id < 0)",
+            finder="tests/interop/dlpack.cpp",
+        ),
+    ],
     "an element is read after the work of both streams": [
         Mutant(
             "the stream of the read does not wait for the buffer's",
