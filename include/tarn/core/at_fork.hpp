@@ -21,7 +21,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <new>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -31,6 +30,7 @@
 #endif
 
 #include "tarn/core/config.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/spin_lock.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/core/wait.hpp"
@@ -180,7 +180,7 @@ class creating_process {
 #endif
 }
 
-/// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
+/// A mutex that is unlocked in a forked child, unless the forking thread itself held it.
 class fork_mutex {
  public:
   void lock() {
@@ -226,10 +226,10 @@ class fork_mutex {
     if (m.forker_has_it_) return;
     if (side == fork_side::parent) return m.unlock();
     m.owner_.store(nullptr, std::memory_order_relaxed);
-    (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // another owner does not exist in the child
+    (void)::new (static_cast<void*>(&m.mutex_)) mutex;  // another owner does not exist in the child
   }
 
-  std::mutex mutex_;
+  mutex mutex_;
   std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
   bool forker_has_it_ = false;               ///< the forking thread held it before the fork
   at_fork member_{this, &take, &release};

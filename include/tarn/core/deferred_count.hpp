@@ -4,9 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/sequence.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -37,7 +37,7 @@ class deferred_count {
   void change(bool is_small, std::size_t bytes, std::size_t requested, std::int64_t sign) noexcept {
     deferred_amount const by{sign, sign * static_cast<std::int64_t>(bytes),
                              sign * static_cast<std::int64_t>(requested)};
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     (is_small ? small_ : large_).add(by);
     for (deferred_observer* const o : observers_)
       o->deferred_changed(is_small ? by : deferred_amount{}, is_small ? deferred_amount{} : by);
@@ -47,19 +47,19 @@ class deferred_count {
   /// detached.
   /// @throws std::bad_alloc, nothing has changed
   void attach(deferred_observer& observer) {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     observers_.push_back(&observer);
     if (small_.blocks != 0 || large_.blocks != 0) observer.deferred_changed(small_, large_);
   }
   void detach(deferred_observer& observer) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     for (std::size_t i = 0; i < observers_.size(); ++i) {
       if (observers_[i] == &observer) return observers_.erase_unordered(i);
     }
   }
 
   [[nodiscard]] deferred_amount now() const noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     return {small_.blocks + large_.blocks, small_.bytes + large_.bytes, small_.requested + large_.requested};
   }
 

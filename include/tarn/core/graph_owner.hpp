@@ -5,10 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/stream.hpp"
@@ -57,7 +57,7 @@ class two_graph_owners final : public graph_owner {
 
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       open_.reserve(open_.size() + ++expected_);
     }
     numbers made{};
@@ -70,11 +70,11 @@ class two_graph_owners final : public graph_owner {
         throw;
       }
     } catch (...) {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       --expected_;
       throw;
     }
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     --expected_;
     made.own = ++last_;
     open_.push_back(made);
@@ -90,7 +90,7 @@ class two_graph_owners final : public graph_owner {
     numbers const of = find(capture);
     second_->end_capture(of.in_second);
     first_->end_capture(of.in_first);
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (std::size_t i = 0; i < open_.size(); ++i) {
       if (open_[i].own == capture) return open_.erase_unordered(i);
     }
@@ -106,7 +106,7 @@ class two_graph_owners final : public graph_owner {
     capture_number own = 0, in_first = 0, in_second = 0;
   };
   [[nodiscard]] numbers find(capture_number capture) const noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (numbers const& n : open_) {
       if (n.own == capture) return n;
     }

@@ -2,10 +2,10 @@
 #pragma once
 // static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
 
-#include <mutex>
 #include <new>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/mutex.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -44,10 +44,10 @@ class static_mutex {
       return;
     }
     taken_ = 0;
-    (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // another owner does not exist in the child
+    (void)::new (static_cast<void*>(&mutex_)) mutex;  // another owner does not exist in the child
   }
 
-  std::mutex mutex_;
+  mutex mutex_;
   unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
 };
 

@@ -6,12 +6,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string_view>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/attribution.hpp"
 #include "tarn/core/location_scope.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/scope_chain.hpp"
 #include "tarn/core/spin_lock.hpp"
 #include "tarn/core/text.hpp"
@@ -37,7 +37,7 @@ class tag_names {
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
     static held_at_fork<spin_lock> const member{lock_};  // all threads share one table
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
     if (count_ == most - 2) return most - 1;
     std::uint32_t const made = ++count_;

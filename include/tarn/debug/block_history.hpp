@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 #include <string_view>
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/stream.hpp"
@@ -228,21 +228,21 @@ class checked_resources {
   };
   static void add(member& m) {
     {
-      std::lock_guard const guard(mutex());
+      scoped_lock const guard(mutex());
       m.next = first();
       first() = &m;
     }
     if (m.add_leaks != nullptr) report_at_exit();
   }
   static void remove(member& m) noexcept {
-    std::lock_guard const guard(mutex());
+    scoped_lock const guard(mutex());
     member** at = &first();
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
   }
   /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {
-    std::lock_guard const guard(mutex());
+    scoped_lock const guard(mutex());
     for (member* m = first(); m != nullptr; m = m->next) {
       if (m != &asking && m->find(m->layer, p, out)) return true;
     }
@@ -261,7 +261,7 @@ class checked_resources {
     (void)std::fflush(stdout);  // the default handler aborts, which would lose it
     sequence<block_record> leaks;
     try {
-      std::lock_guard const guard(mutex());
+      scoped_lock const guard(mutex());
       for (member* m = first(); m != nullptr; m = m->next) {
         if (m->add_leaks != nullptr) m->add_leaks(m->layer, leaks);
       }

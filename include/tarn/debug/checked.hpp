@@ -8,7 +8,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -17,6 +16,7 @@
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/debug/block_history.hpp"
@@ -107,13 +107,13 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     b.alignment = r.alignment;
     b.allocated = mark_of(r.stream);
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       history_.make_room();
     }
     try {
       b.p = fences_.block_in(allocate_whole(r, next), r.alignment);
     } catch (...) {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       history_.give_up_room();
       throw;
     }
@@ -123,7 +123,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
                fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
     if (b.fenced) (void)detail::fill_in_order(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       history_.begin(b);
     }
     if (r.is_synchronous() && !captured) (void)driver().synchronize_stream(r.stream);
@@ -152,7 +152,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     std::size_t alignment = 0;
     streams_.note(driver(), stream);
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       detail::block_record* const b = history_.find(p);
       if (b == nullptr || b->state != detail::block_state::live) detail::refuse_pointer(p, "record_stream");
       b->used_elsewhere = true;
@@ -172,7 +172,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (detail::sleeps(this->upstream())) return 0;
     detail::sequence<detail::block_record> all;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       history_.for_each([&](detail::block_record const& b) {
         bool const live = b.state == detail::block_state::live && has_fences(b);
         if (live || b.state == detail::block_state::quarantined) all.push_back(b);
@@ -187,7 +187,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       detail::breach breach;
       std::size_t written = b.bytes;
       {
-        std::lock_guard const guard(mutex_);  // held, so that the block is not given back while it is read
+        detail::scoped_lock const guard(
+            mutex_);  // held, so that the block is not given back while it is read
         detail::block_record const* const now = history_.find(b.p);
         if (now == nullptr || now->state != b.state || now->allocated.call != b.allocated.call) continue;
         if (b.state == detail::block_state::live) {
@@ -234,7 +235,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   /// Number of blocks that are handed out.
   [[nodiscard]] std::size_t live_blocks() const noexcept {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     return history_.live();
   }
   /// The bytes that a block occupies, including fences.
@@ -248,7 +249,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   [[nodiscard]] void* block_address(void* p) noexcept {
     void* whole = p;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       detail::block_record const* const b = history_.find(p);
       if (b != nullptr && b->state == detail::block_state::live) whole = whole_of(*b);
     }
@@ -260,7 +261,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void each_kept(F const& f) {
     detail::sequence<detail::block_record> kept;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       kept.reserve(history_.quarantined());
       history_.for_each([&](detail::block_record const& b) {
         if (b.state == detail::block_state::quarantined) kept.push_back(b);
@@ -318,7 +319,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
                                  detail::block_event const& freed) noexcept {
     detail::block_record b;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       if (detail::block_record* const known = history_.find(p)) {
         b = *known;
         if (b.state == detail::block_state::live && b.bytes == bytes && b.alignment == alignment) {
@@ -331,7 +332,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return {};
   }
   void history_gone(detail::block_record const& b) noexcept {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     if (detail::block_record* const known = history_.find(b.p)) history_.leave(*known);
   }
   /// Waits for the uses of other streams; returns false if a capture forbids it.
@@ -356,7 +357,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
     if (!detail::fill_in_order(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
     if (!driver().synchronize_stream(stream).ok()) return false;
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
     return true;
   }
@@ -368,7 +369,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     for (;; any = true) {
       detail::block_record b;
       {
-        std::lock_guard const guard(mutex_);
+        detail::scoped_lock const guard(mutex_);
         if (history_.quarantined_bytes() <= bytes && history_.quarantined() <= blocks) return any;
         b = history_.oldest();
         history_.leave(*history_.find(b.p));
@@ -433,7 +434,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   [[nodiscard]] detail::block_record containing(void const* p) const noexcept {
     detail::block_record found;
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     history_.for_each([&](detail::block_record const& b) {
       auto const at = reinterpret_cast<std::uintptr_t>(p);
       auto const start = reinterpret_cast<std::uintptr_t>(b.p);
@@ -443,7 +444,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   static bool find_in(void* self, void const* p, detail::block_record& out) noexcept {
     auto const& layer = *static_cast<checked_layer*>(self);
-    std::lock_guard const guard(layer.mutex_);
+    detail::scoped_lock const guard(layer.mutex_);
     detail::block_record const* const b = layer.history_.find(p);
     if (b == nullptr || b->state != detail::block_state::live) return false;
     out = *b;
@@ -452,7 +453,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
 
   void add_leaks(detail::sequence<detail::block_record>& leaks) const {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     history_.for_each([&](detail::block_record const& b) {
       if (b.state == detail::block_state::live) leaks.push_back(b);
     });

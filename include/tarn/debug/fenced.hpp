@@ -5,7 +5,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
@@ -13,6 +12,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/debug/fences.hpp"
@@ -103,7 +103,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     };
     detail::sequence<candidate> all;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       all.reserve(blocks_.size());
       blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
@@ -115,7 +115,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     for (candidate const& c : all) {
       detail::breach found;
       {
-        std::lock_guard const guard(mutex_);  // held, so that the block is not freed while it is read
+        detail::scoped_lock const guard(mutex_);  // held, so that the block is not freed while it is read
         if (!is_fenced(c.b) || !(blocks_.find(c.p) == c.b)) continue;
         found = fences_.find_breach(driver(), reading.get(), reinterpret_cast<void*>(c.p), c.b.bytes,
                                     c.b.alignment);
@@ -133,7 +133,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   {
     bool const slept = detail::sleeps(this->upstream());
     std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     if (!slept && where == contents::discarded) lost_ = numbered_;
     return given;
   }
@@ -162,7 +162,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
   /// The alignment of a live block; 0 if it is none.
   [[nodiscard]] std::size_t alignment_of(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     return blocks_.find(key_of(p)).alignment;
   }
   [[nodiscard]] bool is_fenced(block const& b) const noexcept { return b.fenced && b.number > lost_; }
@@ -170,14 +170,14 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
   void build(request const& r, void* p) {
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       blocks_.make_room(promised_ + 1);
       ++promised_;
     }
     bool const fenced = !detail::is_capturing(driver(), r.stream) && has_contents(driver(), p);
     status const s = fenced ? fences_.draw(driver(), r.stream, p, r.bytes, r.alignment) : status{};
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       --promised_;
       // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet
       // there.
@@ -193,7 +193,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     bool matches = false;
     bool has_fences = false;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       b = blocks_.find(key_of(p));
       matches = b.bytes == r.bytes && b.alignment == r.alignment;
       has_fences = is_fenced(b);

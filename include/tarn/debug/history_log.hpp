@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <new>
 
 #include "tarn/core/address_map.hpp"
@@ -12,6 +11,7 @@
 #include "tarn/core/combining_lock.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/tag.hpp"
 #include "tarn/debug/location_table.hpp"
@@ -84,7 +84,7 @@ class history_log {
 
   /// Records a refused request, and returns the tags that hold the most.
   void note_refusal(history_event e, call_origin const& origin, bytes_of_tag (&biggest)[3]) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     try {
       e.location = locations_.number_of(origin, most_locations_);
     } catch (...) {
@@ -110,14 +110,14 @@ class history_log {
     std::size_t frames = 0;
   };
   [[nodiscard]] sizes count() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     return counted();
   }
   /// Calls `take(*this)` under the lock if all of it fits `room`; returns false if more was added meanwhile.
   /// `take` must neither throw nor call the memory that it records.
   template <class Take>
   [[nodiscard]] bool copy(sizes const& room, Take const& take) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     sizes const now = counted();
     if (now.live > room.live || now.events > room.events || now.tags > room.tags ||
         now.locations > room.locations || now.frames > room.frames) {
@@ -149,7 +149,7 @@ class history_log {
 
   /// Current host memory of the records.
   [[nodiscard]] std::size_t host_bytes() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     return blocks_.capacity() * sizeof(history_block) + index_.host_bytes() +
            ring_.capacity() * sizeof(history_event) + accounts_.capacity() * sizeof(tag_account) +
            locations_.host_bytes();
@@ -157,7 +157,7 @@ class history_log {
 
   /// Restarts the peaks of the tags from their current values.
   void reset_peaks() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     for (tag_account& a : accounts_) a.peak_bytes = a.bytes;
   }
 

@@ -3,12 +3,12 @@
 // The streams that used a resource, and which of them have unfinished work. For `checked`.
 
 #include <cstddef>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/stream_device.hpp"
@@ -24,7 +24,7 @@ class used_streams {
   void note(Driver const& driver, stream_ref stream) noexcept {
     stream_id id = stream.id();
     if (id == stream_ref::unknown_id && !driver.identify(stream, id).ok()) return;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (stream_ref const known : streams_) {
       if (known.id() == id) return;
     }
@@ -40,7 +40,7 @@ class used_streams {
     stream_ref streams[most];
     std::size_t count = 0;
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       for (stream_ref const s : streams_) streams[count++] = s;
     }
     for (std::size_t i = 0; i < count; ++i) {

@@ -8,9 +8,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/spin_lock.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/capture_gate.hpp"
@@ -31,7 +31,7 @@ class captured_handles {
   /// need no query.
   static void add(stream_ref stream) noexcept {
     if (is_default_stream(stream)) return;
-    std::lock_guard const guard(lock);
+    scoped_lock const guard(lock);
     for (entry& e : entries) {
       if (e.handle == stream.handle() && e.id != stream.id()) e = entry{};  // of a destroyed stream
     }
@@ -39,7 +39,7 @@ class captured_handles {
   }
   /// Forgets it; another pool may have noted it as well.
   static void remove(stream_id id) noexcept {
-    std::lock_guard const guard(lock);
+    scoped_lock const guard(lock);
     for (entry& e : entries) {
       if (e.id != id) continue;
       e = entry{};
@@ -48,7 +48,7 @@ class captured_handles {
   }
   /// The identity of a captured stream that was noted; unknown_id if it was not.
   [[nodiscard]] static stream_id find(void* handle) noexcept {
-    std::lock_guard const guard(lock);
+    scoped_lock const guard(lock);
     forget_assigned();
     for (entry const& e : entries) {
       if (e.handle == handle && e.id != stream_ref::unknown_id) return e.id;
@@ -57,7 +57,7 @@ class captured_handles {
   }
   /// Notes a captured stream under a new identity. unknown_id if too many are noted.
   [[nodiscard]] static stream_id add_unknown(void* handle) noexcept {
-    std::lock_guard const guard(lock);
+    scoped_lock const guard(lock);
     return put(handle, assigned | ++last);
   }
 

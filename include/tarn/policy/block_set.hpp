@@ -5,10 +5,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/mutex.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -18,7 +18,7 @@ class block_set {
  public:
   /// Returns false if the block is there already. @throws std::bad_alloc, nothing has changed
   bool insert(void const* p) {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (blocks_.find(key_of(p))) return false;
     blocks_.make_room(1);
     blocks_.insert(key_of(p), true);
@@ -28,14 +28,14 @@ class block_set {
   /// Returns true if the block was there.
   bool erase(void const* p) noexcept {
     if (size() == 0) return false;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     bool const found = blocks_.erase(key_of(p));
     count_.store(blocks_.size(), std::memory_order_relaxed);
     return found;
   }
   [[nodiscard]] bool contains(void const* p) const noexcept {
     if (size() == 0) return false;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     return blocks_.find(key_of(p));
   }
   [[nodiscard]] std::size_t size() const noexcept { return count_.load(std::memory_order_relaxed); }

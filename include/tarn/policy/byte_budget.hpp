@@ -4,12 +4,12 @@
 
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/spin_lock.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -76,7 +76,7 @@ class byte_budget {
   [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   /// Sets the limit, and returns the previous one; bounds stay. Requests above it that wait get nothing.
   std::size_t set_limit(std::size_t limit) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     std::size_t const before = std::exchange(own_limit_, limit);
     end_hopeless_waits();
     put_in_force();
@@ -84,7 +84,7 @@ class byte_budget {
   }
   /// Allows at most `more` bytes beyond those used now, until remove(bound).
   void add(budget_bound& bound, std::size_t more) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     std::size_t const now = used();
     bound.bytes = more < ~std::size_t{0} - now ? now + more : ~std::size_t{0};
     bound.next = std::exchange(bounds_, &bound);
@@ -92,7 +92,7 @@ class byte_budget {
   }
   /// Ends a bound. O(bounds).
   void remove(budget_bound& bound) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     for (budget_bound** at = &bounds_; *at != nullptr; at = &(*at)->next) {
       TARN_VISIT();
       if (*at != &bound) continue;
@@ -106,7 +106,7 @@ class byte_budget {
   [[nodiscard]] unsigned waiting() const noexcept { return waiting_.load(std::memory_order_relaxed); }
   /// Takes bytes if they fit and no request that waits has been passed too often. O(waiters).
   [[nodiscard]] bool take_in_turn(std::size_t bytes) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     for (budget_waiter const* w = waiters_; w != nullptr; w = w->next_) {
       TARN_VISIT();
       if (w->passed_by_ >= most_passes) return false;
@@ -118,7 +118,7 @@ class byte_budget {
   /// Begins to wait for the waiter's bytes; its wake() may be called before this returns. Returns false, and
   /// does not wait, if the limit without its bounds is below them. O(waiters).
   [[nodiscard]] bool wait_for(budget_waiter& waiter) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     if (waiter.bytes_ > own_limit_) return false;
     budget_waiter** at = &waiters_;
     while (*at != nullptr) at = &(*at)->next_;
@@ -130,7 +130,7 @@ class byte_budget {
   /// Ends a wait, and returns whether the waiter has its bytes. Then no other thread refers to it any more.
   /// O(waiters).
   [[nodiscard]] bool stop_waiting(budget_waiter& waiter) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     if (waiter.has_bytes_) return true;
     for (budget_waiter** at = &waiters_; *at != nullptr; at = &(*at)->next_) {
       TARN_VISIT();
@@ -153,7 +153,7 @@ class byte_budget {
     serve();
   }
   TARN_NOINLINE void serve_waiting() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     serve();
   }
   /// Gives bytes to the waiters that may have them. Under the lock. O(waiters) for each that is served.

@@ -4,12 +4,12 @@
 
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/driver/all_work.hpp"
@@ -147,7 +147,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   }
   /// Without host memory to record it, the block is never given back.
   TARN_NOINLINE void defer(request const& r, void* p) noexcept {
-    std::lock_guard const guard(deferred_mutex_);
+    detail::scoped_lock const guard(deferred_mutex_);
     try {
       deferred_.push_back({{stream_ref{}, r.bytes, r.alignment, call_kind::synchronous}, p});
       deferred_count_.fetch_add(1, std::memory_order_relaxed);
@@ -159,7 +159,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   TARN_NOINLINE void give_back_deferred(Wait const& wait) noexcept {
     detail::sequence<deferred_block> blocks;
     {
-      std::lock_guard const guard(deferred_mutex_);
+      detail::scoped_lock const guard(deferred_mutex_);
       blocks.swap(deferred_);
       deferred_count_.store(0, std::memory_order_relaxed);
     }

@@ -4,11 +4,11 @@
 
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <new>
 #include <utility>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
@@ -62,7 +62,7 @@ class planned_growth {
   /// @param free  receives what the device has free, unknown if the driver cannot report it; then nothing is
   /// refused
   [[nodiscard]] bool plan(Driver const& driver, std::size_t bytes, std::size_t rest, std::size_t& free) {
-    std::lock_guard const guard(mutex_);  // nothing else is planned while this waits
+    scoped_lock const guard(mutex_);  // nothing else is planned while this waits
     std::atomic<std::size_t>& planned = planned_[place_of(driver)];
     auto const has_room = [&](std::size_t left) { return bytes <= left && left - bytes >= rest; };
     for (unsigned tries = 0;;) {

@@ -7,12 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/file_error.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
@@ -97,7 +97,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
 
   /// Writes what is buffered; returns false if that failed, now or before.
   bool flush() noexcept {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     if (file_ != nullptr && std::fflush(file_) != 0) complain();
     return file_ != nullptr;
   }
@@ -121,7 +121,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
 
   /// @throws std::bad_alloc, nothing is recorded
   void note_allocation(std::uintptr_t address, std::size_t bytes, std::uint64_t key) {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     std::uint32_t const stream = number_of(key);
     live_.make_room(1);
     begin(address, bytes, stream);  // handed out again without a free through this layer: it was freed below
@@ -134,7 +134,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     ++next_id_;
   }
   void note_free(std::uintptr_t address) noexcept {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     end(address);  // the layers below report misuse
   }
   /// Writes the free of a live block.

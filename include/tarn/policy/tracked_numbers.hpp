@@ -28,7 +28,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
@@ -38,6 +37,7 @@
 #include "tarn/core/counter.hpp"
 #include "tarn/core/deferred_count.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/thread_place.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/policy/tracked_slot.hpp"
@@ -88,18 +88,18 @@ class tracked_numbers {
     lock_.run(u, applier{*this});
   }
   void count_refusal() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     ++ooms_;
   }
   /// Whether calls have overlapped since a peak was reset or a scope began last: peaks are within the bound
   /// only.
   [[nodiscard]] bool has_overlapped() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     return overlapped_;
   }
 
   [[nodiscard]] tracked_statistics statistics() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     both_totals const now = totals();
     tracked_statistics all;
     all.ooms = ooms_;
@@ -114,7 +114,7 @@ class tracked_numbers {
     return all;
   }
   void reset_peaks() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     both_totals const now = totals_at_once();
     for_each_amount([&](std::size_t g, std::size_t k) {
       peak_[g][k] = live(now, g, k);
@@ -123,7 +123,7 @@ class tracked_numbers {
     start_anew();
   }
   void reset_totals() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     at_reset_ = totals();
     deferred_at_reset_ = deferred_;
     ooms_ = 0;
@@ -131,7 +131,7 @@ class tracked_numbers {
 
   /// Counts blocks that are deferred after their deallocation, or, with negative amounts, are no longer.
   void count_deferred(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     tracked_kinds const s{smaller.blocks, smaller.bytes, smaller.requested};
     tracked_kinds const l{larger.blocks, larger.bytes, larger.requested};
     for_each_amount(
@@ -142,7 +142,7 @@ class tracked_numbers {
   void add(high_water_mark& mark, peak_of whose) noexcept {
     // A thread that has no place now must not get one, and with it the slot of a thread that has ended.
     if (whose == peak_of::this_thread) place_holder::take_now_or_never();
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     mark = {};
     mark.whose = whose;
     mark.thread = this_thread_number();
@@ -157,7 +157,7 @@ class tracked_numbers {
     start_anew();
   }
   void remove(high_water_mark& mark) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
       TARN_VISIT();
       if (*at != &mark) continue;
@@ -166,7 +166,7 @@ class tracked_numbers {
     }
   }
   [[nodiscard]] high_water_mark read(high_water_mark const& mark) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     high_water_mark now = mark;
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
       TARN_VISIT();

@@ -79,7 +79,7 @@ class heap {
   /// Returns false if another thread holds the growth lock. Otherwise the caller calls adopt_growth_lock()
   /// next.
   [[nodiscard]] bool try_lock_growth() noexcept { return growth_mutex_.try_lock(); }
-  [[nodiscard]] growth_lock adopt_growth_lock() noexcept { return {growth_mutex_, std::adopt_lock}; }
+  [[nodiscard]] growth_lock adopt_growth_lock() noexcept { return {growth_mutex_, already_locked{}}; }
   /// Whether the calling thread holds it.
   [[nodiscard]] bool holds_growth_lock() const noexcept { return growth_mutex_.is_mine(); }
   /// Reports the misuse that a call has found when the call ends. Called before the call takes its locks.

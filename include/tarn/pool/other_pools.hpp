@@ -9,7 +9,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/static_mutex.hpp"
 #include "tarn/core/wait.hpp"
 
@@ -55,7 +55,7 @@ class other_pools {
         to_(to),
         has_left_(to < goes_to::another_pool) {
     if (has_left_) return;
-    std::lock_guard const guard(all_.mutex);
+    scoped_lock const guard(all_.mutex);
     next_ = all_.latest;
     all_.latest = this;
   }
@@ -68,7 +68,7 @@ class other_pools {
     if (has_left_) return;
     for (unsigned tries = 0;; ++tries) {
       {
-        std::lock_guard const guard(all_.mutex);
+        scoped_lock const guard(all_.mutex);
         if (calls_ == 0 || !process_.is_this()) {
           other_pools** at = &all_.latest;
           while (*at != this) at = &(*at)->next_;
@@ -148,7 +148,7 @@ class other_pools {
   static void visit(list& all, Driver const& driver, other_pools const* except, Act const& act) noexcept {
     for (other_pools* at = nullptr;;) {
       {
-        std::lock_guard const guard(all.mutex);
+        scoped_lock const guard(all.mutex);
         other_pools* const last = at;
         at = last == nullptr ? all.latest : last->next_;
         while (at != nullptr && (at == except || !is_same_device(at->driver_, driver))) at = at->next_;
@@ -157,7 +157,7 @@ class other_pools {
         ++at->calls_;
       }
       if (act(*at)) continue;
-      std::lock_guard const guard(all.mutex);
+      scoped_lock const guard(all.mutex);
       --at->calls_;
       return;
     }

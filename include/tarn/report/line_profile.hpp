@@ -9,7 +9,6 @@
 #include <cstring>
 #include <fstream>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,6 +16,7 @@
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/text.hpp"
@@ -59,7 +59,7 @@ class line_registry {
 
   /// Adds one call of a line. O(lines). If host memory cannot be allocated, the call is counted as dropped.
   void add(profiled_line const& call) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (profiled_line& l : lines_) {
       if (l.where.line != call.where.line || l.where.file != call.where.file) continue;
       if (l.where.function != call.where.function) continue;
@@ -77,15 +77,15 @@ class line_registry {
   /// Calls f with each line. @throws what f throws
   template <class F>
   void for_each(F const& f) {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (profiled_line const& l : lines_) f(l);
   }
   [[nodiscard]] std::uint64_t dropped() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     return dropped_;
   }
   void reset() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     sequence<profiled_line>().swap(lines_);
     dropped_ = 0;
   }

@@ -6,13 +6,13 @@
 #include <concepts>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <type_traits>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/stream.hpp"
 
@@ -73,7 +73,7 @@ class per_device {
     if (device.value < 0 || device.value >= most_devices) refuse(device);
     std::atomic<Pool*>& slot = slots_[device.value];
     if (Pool* const there = slot.load(std::memory_order_acquire); there != nullptr) return *there;
-    std::lock_guard const lock(mutex_);
+    detail::scoped_lock const lock(mutex_);
     if (Pool* const there = slot.load(std::memory_order_relaxed); there != nullptr) return *there;
     bool& in_making = in_making_[device.value];
     if (in_making) refuse_recursion(device);

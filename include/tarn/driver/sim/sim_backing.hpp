@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
-#include <mutex>
 #include <new>
 #include <set>
 #include <string_view>
@@ -23,6 +22,7 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/descriptor.hpp"
+#include "tarn/core/mutex.hpp"
 
 namespace TARN_NAMESPACE {
 
@@ -181,7 +181,7 @@ class sim_addresses {
     std::uintptr_t begin = 0;
     if (backing_ == sim_backing::address_only) {
       auto& space = sim_invented_space::of_process();
-      std::lock_guard const lock(space.mutex);
+      scoped_lock const lock(space.mutex);
       if (!space.free.take(bytes, 2_MiB, begin)) return false;
     } else {
 #if defined(__linux__)
@@ -197,7 +197,7 @@ class sim_addresses {
   void give_back_chunk(std::uintptr_t begin, std::size_t bytes) noexcept {
     if (backing_ == sim_backing::address_only) {
       auto& space = sim_invented_space::of_process();
-      std::lock_guard const lock(space.mutex);
+      scoped_lock const lock(space.mutex);
       space.free.give(begin, bytes);
     } else {
 #if defined(__linux__)

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <utility>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/captured_handles.hpp"
 #include "tarn/driver/driver.hpp"
@@ -65,7 +65,7 @@ class sim_driver {
     explicit memory_tool_ref(detail::sim_state* state) noexcept : state_(state) {}
     template <class F>
     void notify(F const& f) const noexcept {
-      std::lock_guard const lock(state_->mutex);
+      detail::scoped_lock const lock(state_->mutex);
       try {
         f(*state_->memory.tool());
       } catch (std::bad_alloc const&) {  // without host memory the tool misses this notification
@@ -600,7 +600,7 @@ class sim_driver {
     char const* const name = name_of(which);
     if (detail::sim_inside_work) return detail::sim_status(code::not_permitted, name);
     state& m = *machine_.state_;
-    std::lock_guard const lock(m.mutex);
+    detail::scoped_lock const lock(m.mutex);
     if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
     if (!m.process.is_this()) return detail::sim_status(code::forked, name);
     m.devices_of_streams.use(device_);

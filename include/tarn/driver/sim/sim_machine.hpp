@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <string>
 #include <type_traits>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/driver_call.hpp"
 #include "tarn/driver/sim/sim_async.hpp"
@@ -159,7 +159,7 @@ class sim_machine {
 
   /// Creates a stream that synchronises with the legacy default stream, as cudaStreamCreate does.
   status create_blocking_stream(device_id device, stream_ref& stream) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "create_stream");
     state_->streams.create_stream(device.value, detail::sim_blocking::with_legacy, stream);
     return {};
@@ -202,7 +202,7 @@ class sim_machine {
   void repair() const { set_faults(detail::sim_code::ok); }
 
   void reset_peak(device_id device = {}) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     if (!has(device)) return;
     auto& u = state_->memory.usage(device.value);
     u.peak_used = u.used;
@@ -212,7 +212,7 @@ class sim_machine {
     return hold()->memory.accessible(p, bytes);
   }
   [[nodiscard]] sim_leaks leaks() const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     auto& s = *state_;
     sim_leaks l;
     l.ranges = s.memory.ranges();
@@ -276,7 +276,7 @@ class sim_machine {
   /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the
   /// checker.
   [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     auto* const a = state_->streams.find(first, 0);
     auto* const b = state_->streams.find(second, 0);
     return state_->order && a != nullptr && b != nullptr && state_->streams.is_ordered(*a, *b);
@@ -293,7 +293,7 @@ class sim_machine {
     return state_->memory.tool() != nullptr ? hold()->memory.tool()->findings() : std::vector<std::string>{};
   }
   [[nodiscard]] sim_tool_counts tool_counts() const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     auto const* const tool = state_->memory.tool();
     if (tool == nullptr) return {};
     return {tool->calls(), tool->heaps(), tool->regions(), tool->region_bytes()};
@@ -311,13 +311,13 @@ class sim_machine {
     detail::sim_state* operator->() const noexcept { return &state_; }
 
    private:
-    std::lock_guard<detail::fork_mutex> lock_;
+    detail::scoped_lock<detail::fork_mutex> lock_;
     detail::sim_state& state_;
   };
   /// For one statement: `hold()->streams`. What the constructor of the state has set needs no lock.
   [[nodiscard]] locked hold() const { return locked(*state_); }
   void set_faults(detail::sim_code code) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = code;
   }
 
@@ -355,13 +355,13 @@ class sim_machine {
   /// Calls `f` with a stream; a default stream is that of `device`.
   template <class F>
   status on_stream(int device, stream_ref stream, char const* call, F const& f) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, call);
     auto* const s = state_->streams.find(stream, device);
     return detail::sim_status(s == nullptr ? detail::sim_code::invalid_handle : f(*s), call);
   }
   void change_owner(stream_ref stream, detail::sim_node::kind what, void const* p, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     if (!state_->order) return;
     // Memory changes owners even if the stream was destroyed or its handle was reused.
     auto* const s = state_->streams.find(stream, 0);

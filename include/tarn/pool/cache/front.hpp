@@ -14,11 +14,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/block_request.hpp"
@@ -61,7 +61,7 @@ class front {
 
   /// Makes threads that end from now on leave their caches in place. Called when the pool ends.
   void detach() noexcept {
-    std::lock_guard const guard(link_->mutex);
+    scoped_lock const guard(link_->mutex);
     link_->pool = nullptr;
   }
 
@@ -206,7 +206,7 @@ class front {
 
   /// The blocks in the magazines.
   [[nodiscard]] idle_blocks idle() const noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
     for (auto const& cache : caches_) {
       TARN_VISIT();
@@ -216,7 +216,7 @@ class front {
   }
   /// Blocks that callers hold, as counted by threads' caches.
   [[nodiscard]] live_count live() const noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     live_count sum = retired_live_;
     for (auto const& cache : caches_) {
       sum.bytes += cache->live_bytes.load(std::memory_order_relaxed);
@@ -225,7 +225,7 @@ class front {
     return sum;
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     std::size_t sum = 0;
     for (auto const& cache : caches_)
       sum += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
@@ -234,7 +234,7 @@ class front {
 
   /// Returns the blocks of all threads' caches to the heap.
   void flush_all() noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     visit_those(
         [](thread_cache const& cache) { return cache.held_bytes.load(std::memory_order_relaxed) != 0; },
         [&](thread_cache& cache) { flush(cache); });
@@ -262,13 +262,13 @@ class front {
   /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again().
   /// The pool is asleep: threads that have just begun a slow call may still use their caches.
   void close() noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     closed_ = true;
     announce_to_all();
     for (auto const& cache : caches_) empty(*cache);
   }
   void open_again() noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
   }
@@ -286,7 +286,7 @@ class front {
   void watch_all() noexcept { watches_all_ = true; }
   /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
   [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     thread_cache* const known = local();
     thread_cache* const own = known != nullptr ? known : make_local();
     if (own == nullptr) return 0;  // it can have none now: its calls take the slow path
@@ -295,7 +295,7 @@ class front {
     return own->serial;
   }
   void end_watch(std::uint64_t serial) noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     for (auto const& cache : caches_) {
       if (cache->serial == serial && --cache->watches == 0 && !watches_all_) cache->lock.end_watch();
     }
@@ -310,7 +310,7 @@ class front {
 
   /// Empties the caches of a stream, on all threads that used it. While heap::captured has it, none is made.
   void drop_stream(stream_id id) noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // see thread_cache::announce_stream()
     visit_those([&](thread_cache const& cache) { return cache.may_have(id); },
                 [&](thread_cache& cache) {
@@ -334,7 +334,7 @@ class front {
   void set_capture(stream_id stream, stream_id captured_as, void* owner) noexcept {
     thread_cache* const own = local();
     if (own == nullptr) return;
-    std::lock_guard const guard(list_mutex_);  // another thread may be ending an earlier capture
+    scoped_lock const guard(list_mutex_);  // another thread may be ending an earlier capture
     if (own->captured_stream.load(std::memory_order_relaxed) != stream_ref::unknown_id) return;
     own->capture_owner.store(owner, std::memory_order_relaxed);
     own->captured_as.store(captured_as, std::memory_order_relaxed);
@@ -342,7 +342,7 @@ class front {
   }
   /// Ends that on whichever thread it was set.
   void end_capture(stream_id captured_as) noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     for (auto const& cache : caches_) {
       if (cache->captured_as.load(std::memory_order_relaxed) != captured_as) continue;
       cache->captured_stream.store(stream_ref::unknown_id, std::memory_order_relaxed);
@@ -374,8 +374,9 @@ class front {
   }
   /// Does not wait: a visitor may have every thread stopped for a while.
   TARN_NOINLINE thread_cache* new_local() noexcept {
-    std::unique_lock const guard(list_mutex_, std::try_to_lock);
-    return guard.owns_lock() ? make_local() : nullptr;
+    if (!list_mutex_.try_lock()) return nullptr;
+    scoped_lock const guard(list_mutex_, already_locked{});
+    return make_local();
   }
   /// Under the mutex of the list. Null on a thread that is ending, without host memory, while a tool watches,
   /// or while the caches are closed.
@@ -491,8 +492,8 @@ class front {
   bool retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return true;
     misuse_report const last = heap_.misuse_at_end();
-    std::unique_lock const guard(list_mutex_, std::try_to_lock);
-    if (!guard.owns_lock()) return false;
+    if (!list_mutex_.try_lock()) return false;
+    scoped_lock const guard(list_mutex_, already_locked{});
     cache->lock.announce();
     remote_barrier();
     empty(*cache);

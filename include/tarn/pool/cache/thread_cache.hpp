@@ -6,11 +6,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/wait.hpp"
@@ -232,7 +232,7 @@ class thread_exit {
 
  private:
   [[nodiscard]] static bool retire(entry const& e) noexcept {
-    std::lock_guard const guard(e.link->mutex);
+    scoped_lock const guard(e.link->mutex);
     return e.link->pool == nullptr || e.link->retire(e.link->pool, e.cache);
   }
 

@@ -6,10 +6,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
@@ -29,7 +29,7 @@ class deferred_for_graphs {
   /// unknown capture.
   bool defer(block_of_graphs& b, bool freed_in_capture, graph_parts* by) noexcept {
     if (!freed_in_capture && b.users.empty()) return false;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     b.users.drop_over();
     if (freed_in_capture && by != nullptr) b.users.add(*by);
     bool const until_end = (freed_in_capture && by == nullptr) || b.users.is_too_many();
@@ -49,18 +49,18 @@ class deferred_for_graphs {
 
   /// Makes room for as many blocks more of an owner. @throws std::bad_alloc
   void reserve(graph_parts& owner, std::size_t count) {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     owner.deferred.reserve(owner.deferred.size() + count);
   }
   [[nodiscard]] std::size_t bytes_of(graph_parts const& owner) const noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     return owner.deferred_bytes;
   }
   // ---- under the growth lock
 
   /// The owner has ended, and a mark of all work begins, or not.
   void set_state(graph_parts& owner, graph_parts::life state) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     owner.state = state;
     owner.is_mark_old = false;
   }
@@ -71,7 +71,7 @@ class deferred_for_graphs {
   [[nodiscard]] bool take_mark(graph_parts& owner, F const& f) noexcept {
     sequence<block_of_graphs> blocks;
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       if (owner.state != graph_parts::life::marked) return false;
       owner.state = graph_parts::life::ended;
       if (owner.is_mark_old) return false;
@@ -88,7 +88,7 @@ class deferred_for_graphs {
   /// From now on nothing is deferred for an owner. Returns false if a block was meanwhile: then it waits for
   /// another mark.
   [[nodiscard]] bool is_over(graph_parts& owner) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (!owner.deferred.empty()) return false;
     owner.state = graph_parts::life::over;
     return true;
@@ -97,13 +97,13 @@ class deferred_for_graphs {
   /// Calls f(address, bytes, number of the owner) for each block of an owner.
   template <class F>
   void for_each(graph_parts const& owner, F const& f) const {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (auto const& b : owner.deferred) f(b.p, b.bytes, owner.number);
   }
   /// The same for those that are deferred until the pool ends; the number is 0.
   template <class F>
   void for_each_until_end(F const& f) const {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (auto const& b : until_end_) f(b.p, b.bytes, std::uint64_t{0});
   }
 
@@ -132,7 +132,7 @@ class deferred_for_graphs {
   }
   /// Returns false if a block has no user that is not over.
   bool is_passed_on(block_of_graphs& b) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     b.users.drop_over();
     if (b.users.empty()) return false;
     pass_on(b);

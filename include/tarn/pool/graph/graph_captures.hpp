@@ -5,12 +5,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/graph_owner.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/driver/capture_gate.hpp"
@@ -68,7 +68,7 @@ class graph_captures {
     if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
     at.captured_as = captured_id(0);
     at.is_guess = true;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (scope const* const guessed = guess(); guessed != nullptr) at.owner = guessed->owner;
     return at;
   }
@@ -166,7 +166,7 @@ class graph_captures {
   /// owner's record.
   [[nodiscard]] captured_stream known_capture_of(stream_id id) const noexcept {
     if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     std::size_t const place = heap_.captured.find(id);
     return place == captured_streams::most ? captured_stream{} : streams_[place];
   }
@@ -180,7 +180,7 @@ class graph_captures {
     auto const is_watched = front_.is_this_thread_watched();
     if (is_watched != Front::watched::unknown) return is_watched == Front::watched::yes;
     if (always()) return true;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (scope const& s : scopes_) {
       if (s.thread == this_thread_number()) return true;
     }
@@ -190,7 +190,7 @@ class graph_captures {
   [[nodiscard]] captured_stream join(stream_ref stream) {
     captured_stream of;
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       scope const* const guessed = guess();
       if (guessed == nullptr) refuse_unknown();
       of = {0, guessed->number, guessed->owner};
@@ -213,7 +213,7 @@ class graph_captures {
   capture_number add_scope(graph_parts& owner) {
     capture_number made = 0;
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       made = last_capture_ + 1;
       scopes_.push_back(scope{made, &owner, this_thread_number()});
       ++last_capture_;
@@ -226,7 +226,7 @@ class graph_captures {
   /// Watches the calling thread for those of its scopes for which it could not be watched. No call makes it a
   /// cache before.
   TARN_NOINLINE void watch_again() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (scope& s : scopes_) {
       if (s.watched != 0 || s.thread != this_thread_number()) continue;
       s.watched = front_.watch_this_thread();
@@ -238,7 +238,7 @@ class graph_captures {
     std::uint64_t watched = 0;
     bool is_own = false;
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       for (std::size_t i = 0; i < scopes_.size(); ++i) {
         if (scopes_[i].number != number) continue;
         watched = scopes_[i].watched;
@@ -256,7 +256,7 @@ class graph_captures {
   stream_id add_stream(stream_ref stream, captured_stream of) {
     stream_id const id = stream.id();
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       std::size_t place = heap_.captured.find(id);
       if (place == captured_streams::most) {
         place = heap_.captured.free_place();
@@ -282,7 +282,7 @@ class graph_captures {
   }
   /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
   stream_id take_stream(capture_number number) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (std::size_t i = 0; i < captured_streams::most; ++i) {
       if (streams_[i].capture != number) continue;
       heap_.captured.clear(i);

@@ -4,10 +4,10 @@
 // use them.
 
 #include <cstddef>
-#include <mutex>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
 #include "tarn/pool/order/block_table.hpp"
 #include "tarn/pool/order/slot_table.hpp"
@@ -23,7 +23,7 @@ class graph_uses {
   /// Records that graphs of `user` use a block. Returns true if the block was not recorded before.
   /// @throws std::bad_alloc, nothing has changed
   bool record(void* p, graph_parts& user) {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     slot_number b = table_.find(p);
     bool const is_new = b == 0;
     if (is_new) {
@@ -39,7 +39,7 @@ class graph_uses {
   /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not
   /// recorded.
   graph_users take(void const* p) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     slot_number const b = table_.take(p);
     if (b == 0) return {};
     graph_users const users = blocks_[b].users;
@@ -47,7 +47,7 @@ class graph_uses {
     return users;
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     return table_.host_bytes() + blocks_.host_bytes();
   }
 

@@ -21,11 +21,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/driver.hpp"
@@ -66,7 +66,7 @@ class recorded_streams {
   /// nothing has changed
   void record(void* p, stream_ref stream) {
     stream_id const id = stream.id();
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     slot_number b = recorded_.find(p);
     for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
       if (uses_[u].stream == id) return;
@@ -108,7 +108,9 @@ class recorded_streams {
       q = queue_of(unknown);
     } catch (...) {
       held.unlock();
-      return !wait_for_all_work(driver_).ok();
+      bool const over = wait_for_all_work(driver_).ok();
+      held.lock();
+      return !over;
     }
     slot_number b = take_recorded(p);
     if (b == 0) b = blocks_.take();
@@ -132,7 +134,7 @@ class recorded_streams {
 
   /// Takes out one block whose uses settle() found complete. Returns false if there is none. Amortised O(1).
   bool take_ready(freed_block& out) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     while (over_ != 0) {
       slot_number const group = over_;
       slot_number u = uses_[group].members;
@@ -158,7 +160,7 @@ class recorded_streams {
   /// Whether a capture prevents a stream from being marked that deferred blocks wait for. Uses what settle()
   /// found: a stream's handle is not queried, since the stream may be destroyed.
   [[nodiscard]] bool waits_for_capture() const noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (slot_number q = 1; q <= queues_.last() && any_deferred(); ++q) {
       if (queues_[q].unmarked != 0 && queues_[q].captured) return true;
     }
@@ -180,19 +182,19 @@ class recorded_streams {
   /// again.
   template <class F>
   void for_each_deferred(F const& f) const {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (slot_number b = 1; b <= blocks_.last(); ++b) {
       if (blocks_[b].is_deferred) f(blocks_[b].freed);
     }
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     return blocks_.host_bytes() + uses_.host_bytes() + queues_.host_bytes() + recorded_.host_bytes() +
            by_stream_.host_bytes();
   }
 
  private:
-  using lock = std::unique_lock<fork_mutex>;
+  using lock = scoped_lock<fork_mutex>;
 
   /// A block from its first recorded use until it is freed. `p` is its key while it has recorded uses.
   struct block {

@@ -16,13 +16,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <type_traits>
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/mutex.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
@@ -84,7 +84,7 @@ class tool_regions {
 
   void heap_begins(void* p, std::size_t bytes) noexcept {
     if (!active()) return;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     void* const handle = tool_.register_heap(p, bytes);
     if (handle == nullptr) return;
     try {
@@ -96,7 +96,7 @@ class tool_regions {
   /// Called before the memory is given back.
   void heap_ends(void* p) noexcept {
     if (!active()) return;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (std::size_t i = 0; i < heaps_.size(); ++i) {
       if (heaps_[i].begin != address(p)) continue;
       forget_left(heaps_[i].begin, heaps_[i].bytes);
@@ -107,24 +107,24 @@ class tool_regions {
   }
   /// Stops all reports: the driver has unloaded, and a tool with it.
   void abandon() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     heaps_.clear();
     left_.clear();
   }
 
   /// Makes room for one block. @throws std::bad_alloc, nothing has changed
   void make_room() {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     live_.make_room(1 + promised_);
     ++promised_;
   }
   void give_up_room() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     --promised_;
   }
   /// Reports a block that is handed out. Requires make_room().
   void block_begins(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     --promised_;
     live_.insert(address(p), bytes);
     forget_left(address(p), bytes);
@@ -133,7 +133,7 @@ class tool_regions {
   /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is
   /// no longer live, but still a region.
   std::size_t take_back(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     std::size_t const asked = live_.find(address(p));
     if (asked == bytes) (void)live_.erase(address(p));
     return asked;
@@ -146,14 +146,14 @@ class tool_regions {
   }
   /// As above, if the stream was already waited for; it may be destroyed by now.
   void region_ends(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (!is_left(address(p))) end_region(address(p));
   }
   /// Waits for the stream of a block that is deferred; does nothing if the block is not live or has another
   /// size, which is reported later.
   void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       if (live_.find(address(p)) != bytes) return;
     }
     wait_for(p, bytes, stream);
@@ -162,7 +162,7 @@ class tool_regions {
   /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If
   /// `fits()` is false, there never will be room.
   [[nodiscard]] bool keep(freed_block const& b) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
     ring_[(first_ + kept_++) % ring_.size()] = b;
     kept_bytes_ += b.bytes;
@@ -172,7 +172,7 @@ class tool_regions {
     return !ring_.empty() && b.bytes <= quarantine_bytes;
   }
   bool take_kept(freed_block& out) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (kept_ == 0) return false;
     out = ring_[first_];
     kept_bytes_ -= out.bytes;
@@ -184,7 +184,7 @@ class tool_regions {
   /// Calls f(freed_block) for each block in quarantine.
   template <class F>
   void for_each_kept(F const& f) {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (std::size_t i = 0; i < kept_; ++i) f(ring_[(first_ + i) % ring_.size()]);
   }
 
@@ -219,7 +219,7 @@ class tool_regions {
     }
   }
   void leave(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (is_left(address(p))) return;
     try {
       left_.push_back(stretch{address(p), bytes});
@@ -227,7 +227,7 @@ class tool_regions {
     }
   }
   void look() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (state_.load(std::memory_order_relaxed) != state::undecided) return;
     tool_ = driver_.memory_tool();
     if (static_cast<bool>(tool_)) {
