@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory statistics under the names of PyTorch.
 
+#include <tarn/diagnostics.hpp>
 #include <tarn/tarn.hpp>
 
 #include <iostream>

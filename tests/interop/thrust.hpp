@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/report/memory_stats.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/thrust.hpp"
 

@@ -13,6 +13,7 @@
 
 #include "catch.hpp"
 #include "contract/cuda_device.hpp"
+#include "tarn/report/memory_stats.hpp"
 #include "tarn/tarn.hpp"
 #include "tarn/thrust.hpp"
 

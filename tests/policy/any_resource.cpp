@@ -16,6 +16,7 @@
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/peak_scope.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
+#include "tarn/report/memory_stats.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/summary.hpp"
 #include "tarn/sim.hpp"

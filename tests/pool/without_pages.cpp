@@ -21,6 +21,7 @@
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/sleep.hpp"
 #include "tarn/report/explain_memory.hpp"
+#include "tarn/report/memory_stats.hpp"
 #include "tarn/report/summary.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/sim.hpp"

@@ -14,6 +14,7 @@
 #include "catch.hpp"
 #include "contract/cuda_device.hpp"
 #include "tarn/policy/accessible_from.hpp"
+#include "tarn/report/memory_stats.hpp"
 #include "tarn/tarn.hpp"
 #include "tarn/transfer.hpp"
 

@@ -28,6 +28,7 @@
 #include "tarn/policy/tracked.hpp"
 #include "tarn/raii/compact.hpp"
 #include "tarn/raii/stream.hpp"
+#include "tarn/report/memory_stats.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/sim.hpp"

@@ -9,6 +9,7 @@
 #include "catch.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/graph_memory.hpp"
+#include "tarn/report/memory_stats.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/summary.hpp"
 #include "tarn/sim.hpp"

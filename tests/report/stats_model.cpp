@@ -20,6 +20,7 @@
 #include "tarn/debug/with_history.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/stream.hpp"
+#include "tarn/report/memory_stats.hpp"
 #include "tarn/report/pickle.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/take_snapshot.hpp"

@@ -20,6 +20,7 @@
 #include "tarn/raii/device_ptr.hpp"
 #include "tarn/raii/growing_buffer.hpp"
 #include "tarn/raii/peak_scope.hpp"
+#include "tarn/report/memory_stats.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool; memory_stats_json: the same
-// numbers as JSON.
+// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool.
 
 #include <array>
 #include <cstddef>
@@ -99,18 +98,6 @@ template <class Resource>
   }
   out += line;
   return out;
-}
-
-/// Returns memory_stats() as one line of JSON, as json.dumps(torch.cuda.memory_stats()) has them: an object
-/// of the keys in their order, each with an integer. For logs and monitors. For memory with `tracked`. Cost
-/// and threads as memory_stats().
-/// @throws std::bad_alloc
-template <class Resource>
-[[nodiscard]] std::string memory_stats_json(Resource memory) {
-  std::string out;
-  for (auto const& [key, value] : memory_stats(memory))  // keys are plain text: nothing to escape
-    out += detail::concat({out.empty() ? "{\"" : ",\"", key, "\":", std::to_string(value)});
-  return out += '}';
 }
 
 }  // namespace TARN_NAMESPACE
