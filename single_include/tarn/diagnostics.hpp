@@ -3,9 +3,9 @@
 // tarn/diagnostics.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/diagnostics.hpp
-// Memory diagnostics: live bytes by tag and by source line, where a device's memory went, snapshots as pages
-// and files. Opt-in: programs that do not use them need not compile them. Call stacks are separate:
-// tarn/debug/backtrace.hpp.
+// Memory diagnostics: memory_stats, live bytes by tag and by source line, where a device's memory went,
+// snapshots as pages and files. Opt-in: programs that do not use them need not compile them. Call stacks are
+// separate: tarn/debug/backtrace.hpp.
 
 // ---- tarn/debug/log_line.hpp
 // A logged call as a line of comma-separated values, built without allocating.
@@ -29,7 +29,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string_view>
 
 namespace TARN_NAMESPACE {
@@ -53,7 +52,7 @@ class tag_names {
     std::uint32_t at = home(name);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
     static held_at_fork<spin_lock> const member{lock_};  // all threads share one table
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     if (std::uint32_t const known = find(name, at); known != 0) return known;
     if (count_ == most - 2) return most - 1;
     std::uint32_t const made = ++count_;
@@ -542,7 +541,6 @@ template <class Clock>
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <new>
 
 // ---- tarn/debug/location_table.hpp
@@ -552,13 +550,17 @@ template <class Clock>
 #include <cstdint>
 
 // ---- tarn/debug/memory_history.hpp
+#ifndef TARN_SINGLE_DEBUG_MEMORY_HISTORY_HPP
+#define TARN_SINGLE_DEBUG_MEMORY_HISTORY_HPP
 // A copy of what a `with_history` layer recorded, at one moment: plain data for reports. Call stacks come
 // from a hook: the program chooses how to walk the stack and how to name a frame. debug/backtrace.hpp
 // provides glibc's.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace TARN_NAMESPACE {
@@ -625,6 +627,22 @@ struct memory_history {
   std::vector<std::vector<history_frame>> locations;  ///< innermost frame first; locations[0] is empty
 };
 
+namespace detail {
+
+/// The nearest record of blocks above the pool: one below it records the pool's segments. No lambda: nvcc
+/// drops the constraint of one.
+struct ask_record {
+  static constexpr bool ends_at_pools = true;
+  template <class L>
+  auto operator()(L& l) const
+      -> std::enable_if_t<std::same_as<std::remove_cvref_t<decltype(l.record())>, memory_history>,
+                          memory_history> {
+    return l.record();
+  }
+};
+
+}  // namespace detail
+
 /// How call stacks are captured and, much later, named. Both functions are called from any thread and must
 /// not allocate from the memory that is watched. An exception from `capture` ends the program; one from
 /// `name` propagates from record().
@@ -640,6 +658,7 @@ struct stack_hooks {
 inline constexpr std::size_t stack_depth = 32;
 
 }  // namespace TARN_NAMESPACE
+#endif  // TARN_SINGLE_DEBUG_MEMORY_HISTORY_HPP
 
 namespace TARN_NAMESPACE::detail {
 
@@ -790,7 +809,7 @@ class history_log {
 
   /// Records a refused request, and returns the tags that hold the most.
   void note_refusal(history_event e, call_origin const& origin, bytes_of_tag (&biggest)[3]) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     try {
       e.location = locations_.number_of(origin, most_locations_);
     } catch (...) {
@@ -816,14 +835,14 @@ class history_log {
     std::size_t frames = 0;
   };
   [[nodiscard]] sizes count() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     return counted();
   }
   /// Calls `take(*this)` under the lock if all of it fits `room`; returns false if more was added meanwhile.
   /// `take` must neither throw nor call the memory that it records.
   template <class Take>
   [[nodiscard]] bool copy(sizes const& room, Take const& take) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     sizes const now = counted();
     if (now.live > room.live || now.events > room.events || now.tags > room.tags ||
         now.locations > room.locations || now.frames > room.frames) {
@@ -855,7 +874,7 @@ class history_log {
 
   /// Current host memory of the records.
   [[nodiscard]] std::size_t host_bytes() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     return blocks_.capacity() * sizeof(history_block) + index_.host_bytes() +
            ring_.capacity() * sizeof(history_event) + accounts_.capacity() * sizeof(tag_account) +
            locations_.host_bytes();
@@ -863,7 +882,7 @@ class history_log {
 
   /// Restarts the peaks of the tags from their current values.
   void reset_peaks() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     for (tag_account& a : accounts_) a.peak_bytes = a.bytes;
   }
 
@@ -1833,7 +1852,6 @@ template <class... Subjects>
 #include <cstring>
 #include <fstream>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -1874,7 +1892,7 @@ class line_registry {
 
   /// Adds one call of a line. O(lines). If host memory cannot be allocated, the call is counted as dropped.
   void add(profiled_line const& call) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (profiled_line& l : lines_) {
       if (l.where.line != call.where.line || l.where.file != call.where.file) continue;
       if (l.where.function != call.where.function) continue;
@@ -1892,15 +1910,15 @@ class line_registry {
   /// Calls f with each line. @throws what f throws
   template <class F>
   void for_each(F const& f) {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (profiled_line const& l : lines_) f(l);
   }
   [[nodiscard]] std::uint64_t dropped() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     return dropped_;
   }
   void reset() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     sequence<profiled_line>().swap(lines_);
     dropped_ = 0;
   }
@@ -2042,6 +2060,92 @@ class source_lines {
     out += std::to_string(dropped) + " calls of further lines are not shown\n";
   }
   return out;
+}
+
+}  // namespace TARN_NAMESPACE
+// ---- tarn/report/memory_stats.hpp
+// memory_stats: all statistics under the keys of torch.cuda.memory_stats(); memory_stats_json: the same
+// numbers as JSON. Apart from stats.hpp, because std::vector costs a compiler 40 ms.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace TARN_NAMESPACE {
+
+/// One statistic under PyTorch's key: "allocated_bytes.all.current", "num_ooms", ...
+using memory_stat = std::pair<std::string, std::int64_t>;
+
+/// Returns all statistics under the keys of torch.cuda.memory_stats(), in the same sort order:
+///   allocation, allocated_bytes    allocated blocks, as the pool rounds them
+///   active, active_bytes           these, and deferred blocks: freed, but used by a stream that record_stream() named, or by
+///                                  a destroyed one
+///   requested_bytes                bytes requested for active blocks
+///   reserved_bytes, segment        bytes held from the driver; physical handles, or segments of a pool over blocks. A handle
+///                                  belongs to the small or the large pool it was created for, though it may serve both.
+///   inactive_split                 free ranges that lie partly in a handle or a segment without filling it, so that it cannot
+///                                  be released; inactive_split_bytes: their bytes in those. (PyTorch omits expandable
+///                                  segments.) Blocks in a thread's magazines and free blocks of a run (up to 32 KiB) are not
+///                                  counted. Peak and totals are taken when a call that reached the pool's shared part ends.
+///   num_alloc_retries              times that the driver refused and the cache was searched again
+///   num_sync_all_streams           times that the host waited for a stream
+///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
+/// The memory of captured graphs is part of these numbers, as PyTorch's private pools are. PyTorch has no
+/// keys for it alone. While a pool holds any, there are four keys of tarn's own, each a current value:
+///   graph_memory.owners            graph memories, and ended ones whose memory has not been given back yet
+///   graph_memory.reserved_bytes    held from the driver for them alone
+///   graph_memory.allocated_bytes   the live blocks in it
+///   graph_memory.kept_bytes        other blocks that were freed inside a capture, which the pool keeps for the graph; they are
+///                                  part of active_bytes until then
+/// graph_memory::state() returns these for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
+/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a
+/// deferred block counts with them. Exact while no other thread is inside a call; under concurrency each
+/// number belongs to one order of events. Takes the pool's locks briefly. O(threads + streams). @throws
+/// std::bad_alloc
+template <class Resource>
+[[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
+  detail::reported_numbers const numbers = detail::read_numbers(memory);
+  std::vector<memory_stat> out;
+  auto const add = [&](std::string key, std::int64_t n) { out.emplace_back(std::move(key), n); };
+  auto const put = [&](std::string const& name, counter const& s) {
+    add(name + ".allocated", s.allocated);
+    add(name + ".current", s.current);
+    add(name + ".freed", s.freed);
+    add(name + ".peak", s.peak);
+  };
+  for (detail::stat_row const& row : detail::stat_rows) {
+    std::array<counter, 3> const& s = numbers.*row.values;
+    put(std::string(row.key) + ".all", s[0]);
+    put(std::string(row.key) + ".small_pool", s[1]);
+    put(std::string(row.key) + ".large_pool", s[2]);
+  }
+  for (detail::pool_number const& n : detail::pool_numbers) {
+    if (n.key != nullptr) add(n.key, numbers.since_reset(n));
+  }
+  for (detail::graph_row const& row : detail::graph_rows) {
+    if (numbers.has_graphs()) add(row.key, static_cast<std::int64_t>(numbers.graphs.*row.value));
+  }
+  add("max_split_size", -1);
+  add("num_ooms", static_cast<std::int64_t>(numbers.ooms));
+  put("oversize_allocations", {});
+  put("oversize_segments", {});
+  detail::sort(out.data(), out.size(),
+               [](memory_stat const& a, memory_stat const& b) { return a.first < b.first; });
+  return out;
+}
+
+/// Returns memory_stats() as one line of JSON, as json.dumps(torch.cuda.memory_stats()) has them: an object
+/// of the keys in their order, each with an integer. For logs and monitors. For memory with `tracked`. Cost
+/// and threads as memory_stats().
+/// @throws std::bad_alloc
+template <class Resource>
+[[nodiscard]] std::string memory_stats_json(Resource memory) {
+  std::string out;
+  for (auto const& [key, value] : memory_stats(memory))  // keys are plain text: nothing to escape
+    out += detail::concat({out.empty() ? "{\"" : ",\"", key, "\":", std::to_string(value)});
+  return out += '}';
 }
 
 }  // namespace TARN_NAMESPACE
@@ -3163,11 +3267,9 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 // take_snapshot: captures the state and history of memory from its nearest pool and watched layer.
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -3745,18 +3847,6 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
 namespace TARN_NAMESPACE {
 
 namespace detail {
-
-/// The nearest record of blocks above the pool: one below it records the pool's segments. No lambda: nvcc
-/// drops the constraint of one.
-struct ask_record {
-  static constexpr bool ends_at_pools = true;
-  template <class L>
-  auto operator()(L& l) const
-      -> std::enable_if_t<std::same_as<std::remove_cvref_t<decltype(l.record())>, memory_history>,
-                          memory_history> {
-    return l.record();
-  }
-};
 
 /// Without a pool, each block is a segment of its own, which begins and ends with it.
 inline void stand_alone(snapshot& s, memory_history const& record) {

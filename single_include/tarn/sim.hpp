@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <utility>
 #include <vector>
@@ -73,7 +72,6 @@ namespace TARN_NAMESPACE::detail {
 #include <cstdint>
 #include <cstdio>
 #include <map>
-#include <mutex>
 #include <new>
 #include <set>
 #include <string_view>
@@ -287,7 +285,7 @@ class sim_addresses {
     std::uintptr_t begin = 0;
     if (backing_ == sim_backing::address_only) {
       auto& space = sim_invented_space::of_process();
-      std::lock_guard const lock(space.mutex);
+      scoped_lock const lock(space.mutex);
       if (!space.free.take(bytes, 2_MiB, begin)) return false;
     } else {
 #if defined(__linux__)
@@ -303,7 +301,7 @@ class sim_addresses {
   void give_back_chunk(std::uintptr_t begin, std::size_t bytes) noexcept {
     if (backing_ == sim_backing::address_only) {
       auto& space = sim_invented_space::of_process();
-      std::lock_guard const lock(space.mutex);
+      scoped_lock const lock(space.mutex);
       space.free.give(begin, bytes);
     } else {
 #if defined(__linux__)
@@ -1917,7 +1915,6 @@ class sim_conversion final : public sim_element_work {
 #include <cstdlib>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <string>
 #include <type_traits>
@@ -3945,7 +3942,7 @@ class sim_machine {
 
   /// Creates a stream that synchronises with the legacy default stream, as cudaStreamCreate does.
   status create_blocking_stream(device_id device, stream_ref& stream) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, "create_stream");
     state_->streams.create_stream(device.value, detail::sim_blocking::with_legacy, stream);
     return {};
@@ -3988,7 +3985,7 @@ class sim_machine {
   void repair() const { set_faults(detail::sim_code::ok); }
 
   void reset_peak(device_id device = {}) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     if (!has(device)) return;
     auto& u = state_->memory.usage(device.value);
     u.peak_used = u.used;
@@ -3998,7 +3995,7 @@ class sim_machine {
     return hold()->memory.accessible(p, bytes);
   }
   [[nodiscard]] sim_leaks leaks() const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     auto& s = *state_;
     sim_leaks l;
     l.ranges = s.memory.ranges();
@@ -4062,7 +4059,7 @@ class sim_machine {
   /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the
   /// checker.
   [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     auto* const a = state_->streams.find(first, 0);
     auto* const b = state_->streams.find(second, 0);
     return state_->order && a != nullptr && b != nullptr && state_->streams.is_ordered(*a, *b);
@@ -4079,7 +4076,7 @@ class sim_machine {
     return state_->memory.tool() != nullptr ? hold()->memory.tool()->findings() : std::vector<std::string>{};
   }
   [[nodiscard]] sim_tool_counts tool_counts() const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     auto const* const tool = state_->memory.tool();
     if (tool == nullptr) return {};
     return {tool->calls(), tool->heaps(), tool->regions(), tool->region_bytes()};
@@ -4097,13 +4094,13 @@ class sim_machine {
     detail::sim_state* operator->() const noexcept { return &state_; }
 
    private:
-    std::lock_guard<detail::fork_mutex> lock_;
+    detail::scoped_lock<detail::fork_mutex> lock_;
     detail::sim_state& state_;
   };
   /// For one statement: `hold()->streams`. What the constructor of the state has set needs no lock.
   [[nodiscard]] locked hold() const { return locked(*state_); }
   void set_faults(detail::sim_code code) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = code;
   }
 
@@ -4141,13 +4138,13 @@ class sim_machine {
   /// Calls `f` with a stream; a default stream is that of `device`.
   template <class F>
   status on_stream(int device, stream_ref stream, char const* call, F const& f) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, call);
     auto* const s = state_->streams.find(stream, device);
     return detail::sim_status(s == nullptr ? detail::sim_code::invalid_handle : f(*s), call);
   }
   void change_owner(stream_ref stream, detail::sim_node::kind what, void const* p, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
+    detail::scoped_lock const lock(state_->mutex);
     if (!state_->order) return;
     // Memory changes owners even if the stream was destroyed or its handle was reused.
     auto* const s = state_->streams.find(stream, 0);
@@ -4200,7 +4197,7 @@ class sim_driver {
     explicit memory_tool_ref(detail::sim_state* state) noexcept : state_(state) {}
     template <class F>
     void notify(F const& f) const noexcept {
-      std::lock_guard const lock(state_->mutex);
+      detail::scoped_lock const lock(state_->mutex);
       try {
         f(*state_->memory.tool());
       } catch (std::bad_alloc const&) {  // without host memory the tool misses this notification
@@ -4735,7 +4732,7 @@ class sim_driver {
     char const* const name = name_of(which);
     if (detail::sim_inside_work) return detail::sim_status(code::not_permitted, name);
     state& m = *machine_.state_;
-    std::lock_guard const lock(m.mutex);
+    detail::scoped_lock const lock(m.mutex);
     if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
     if (!m.process.is_this()) return detail::sim_status(code::forked, name);
     m.devices_of_streams.use(device_);

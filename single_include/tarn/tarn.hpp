@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_4a91a9fd
+#define TARN_NAMESPACE tarn::inline v0_2_0_0492cdb2
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1000,6 +1000,45 @@ template <class T>
 }
 
 }  // namespace TARN_NAMESPACE::detail
+// ---- tarn/core/mutex.hpp
+// mutex and scoped_lock: std::mutex and std::unique_lock without the header mutex, which also brings <chrono>
+// and costs a compiler 25 ms.
+
+#include <pthread.h>
+
+namespace TARN_NAMESPACE::detail {
+
+class mutex {
+ public:
+  void lock() noexcept { (void)::pthread_mutex_lock(&mutex_); }
+  [[nodiscard]] bool try_lock() noexcept { return ::pthread_mutex_trylock(&mutex_) == 0; }
+  void unlock() noexcept { (void)::pthread_mutex_unlock(&mutex_); }
+
+ private:
+  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+};
+
+struct already_locked {};
+
+/// Holds a lock for its scope.
+template <class Lock>
+class scoped_lock {
+ public:
+  explicit scoped_lock(Lock& lock) : lock_(lock) { lock_.lock(); }
+  /// After lock.try_lock() has returned true.
+  scoped_lock(Lock& lock, already_locked) noexcept : lock_(lock) {}
+  scoped_lock& operator=(scoped_lock&&) = delete;
+  ~scoped_lock() { lock_.unlock(); }
+
+  /// Releases the lock for a while. lock() must follow before the end of the scope.
+  void unlock() { lock_.unlock(); }
+  void lock() { lock_.lock(); }
+
+ private:
+  Lock& lock_;
+};
+
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/property.hpp
 // Memory accessibility: empty tags that a resource lists in its type.
 
@@ -1508,7 +1547,6 @@ inline constexpr char const* captured_without_scope =
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 // ---- tarn/driver/stream_life.hpp
 // Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called
@@ -1897,7 +1935,7 @@ class captured_handles {
   /// need no query.
   static void add(stream_ref stream) noexcept {
     if (is_default_stream(stream)) return;
-    std::lock_guard const guard(lock);
+    scoped_lock const guard(lock);
     for (entry& e : entries) {
       if (e.handle == stream.handle() && e.id != stream.id()) e = entry{};  // of a destroyed stream
     }
@@ -1905,7 +1943,7 @@ class captured_handles {
   }
   /// Forgets it; another pool may have noted it as well.
   static void remove(stream_id id) noexcept {
-    std::lock_guard const guard(lock);
+    scoped_lock const guard(lock);
     for (entry& e : entries) {
       if (e.id != id) continue;
       e = entry{};
@@ -1914,7 +1952,7 @@ class captured_handles {
   }
   /// The identity of a captured stream that was noted; unknown_id if it was not.
   [[nodiscard]] static stream_id find(void* handle) noexcept {
-    std::lock_guard const guard(lock);
+    scoped_lock const guard(lock);
     forget_assigned();
     for (entry const& e : entries) {
       if (e.handle == handle && e.id != stream_ref::unknown_id) return e.id;
@@ -1923,7 +1961,7 @@ class captured_handles {
   }
   /// Notes a captured stream under a new identity. unknown_id if too many are noted.
   [[nodiscard]] static stream_id add_unknown(void* handle) noexcept {
-    std::lock_guard const guard(lock);
+    scoped_lock const guard(lock);
     return put(handle, assigned | ++last);
   }
 
@@ -5706,7 +5744,6 @@ class call_names {
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 // ---- tarn/core/at_fork.hpp
@@ -5731,7 +5768,6 @@ class call_names {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <new>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -5885,7 +5921,7 @@ class creating_process {
 #endif
 }
 
-/// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
+/// A mutex that is unlocked in a forked child, unless the forking thread itself held it.
 class fork_mutex {
  public:
   void lock() {
@@ -5931,10 +5967,10 @@ class fork_mutex {
     if (m.forker_has_it_) return;
     if (side == fork_side::parent) return m.unlock();
     m.owner_.store(nullptr, std::memory_order_relaxed);
-    (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // another owner does not exist in the child
+    (void)::new (static_cast<void*>(&m.mutex_)) mutex;  // another owner does not exist in the child
   }
 
-  std::mutex mutex_;
+  mutex mutex_;
   std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
   bool forker_has_it_ = false;               ///< the forking thread held it before the fork
   at_fork member_{this, &take, &release};
@@ -6202,7 +6238,7 @@ class two_graph_owners final : public graph_owner {
 
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       open_.reserve(open_.size() + ++expected_);
     }
     numbers made{};
@@ -6215,11 +6251,11 @@ class two_graph_owners final : public graph_owner {
         throw;
       }
     } catch (...) {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       --expected_;
       throw;
     }
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     --expected_;
     made.own = ++last_;
     open_.push_back(made);
@@ -6235,7 +6271,7 @@ class two_graph_owners final : public graph_owner {
     numbers const of = find(capture);
     second_->end_capture(of.in_second);
     first_->end_capture(of.in_first);
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (std::size_t i = 0; i < open_.size(); ++i) {
       if (open_[i].own == capture) return open_.erase_unordered(i);
     }
@@ -6251,7 +6287,7 @@ class two_graph_owners final : public graph_owner {
     capture_number own = 0, in_first = 0, in_second = 0;
   };
   [[nodiscard]] numbers find(capture_number capture) const noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (numbers const& n : open_) {
       if (n.own == capture) return n;
     }
@@ -6973,7 +7009,6 @@ class shared_resource : public call_names<shared_resource<Layer>>,
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -7003,7 +7038,7 @@ class deferred_count {
   void change(bool is_small, std::size_t bytes, std::size_t requested, std::int64_t sign) noexcept {
     deferred_amount const by{sign, sign * static_cast<std::int64_t>(bytes),
                              sign * static_cast<std::int64_t>(requested)};
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     (is_small ? small_ : large_).add(by);
     for (deferred_observer* const o : observers_)
       o->deferred_changed(is_small ? by : deferred_amount{}, is_small ? deferred_amount{} : by);
@@ -7013,19 +7048,19 @@ class deferred_count {
   /// detached.
   /// @throws std::bad_alloc, nothing has changed
   void attach(deferred_observer& observer) {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     observers_.push_back(&observer);
     if (small_.blocks != 0 || large_.blocks != 0) observer.deferred_changed(small_, large_);
   }
   void detach(deferred_observer& observer) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     for (std::size_t i = 0; i < observers_.size(); ++i) {
       if (observers_[i] == &observer) return observers_.erase_unordered(i);
     }
   }
 
   [[nodiscard]] deferred_amount now() const noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     return {small_.blocks + large_.blocks, small_.bytes + large_.bytes, small_.requested + large_.requested};
   }
 
@@ -7440,7 +7475,6 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 // ---- tarn/core/combining_lock.hpp
@@ -7948,18 +7982,18 @@ class tracked_numbers {
     lock_.run(u, applier{*this});
   }
   void count_refusal() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     ++ooms_;
   }
   /// Whether calls have overlapped since a peak was reset or a scope began last: peaks are within the bound
   /// only.
   [[nodiscard]] bool has_overlapped() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     return overlapped_;
   }
 
   [[nodiscard]] tracked_statistics statistics() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     both_totals const now = totals();
     tracked_statistics all;
     all.ooms = ooms_;
@@ -7974,7 +8008,7 @@ class tracked_numbers {
     return all;
   }
   void reset_peaks() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     both_totals const now = totals_at_once();
     for_each_amount([&](std::size_t g, std::size_t k) {
       peak_[g][k] = live(now, g, k);
@@ -7983,7 +8017,7 @@ class tracked_numbers {
     start_anew();
   }
   void reset_totals() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     at_reset_ = totals();
     deferred_at_reset_ = deferred_;
     ooms_ = 0;
@@ -7991,7 +8025,7 @@ class tracked_numbers {
 
   /// Counts blocks that are deferred after their deallocation, or, with negative amounts, are no longer.
   void count_deferred(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     tracked_kinds const s{smaller.blocks, smaller.bytes, smaller.requested};
     tracked_kinds const l{larger.blocks, larger.bytes, larger.requested};
     for_each_amount(
@@ -8002,7 +8036,7 @@ class tracked_numbers {
   void add(high_water_mark& mark, peak_of whose) noexcept {
     // A thread that has no place now must not get one, and with it the slot of a thread that has ended.
     if (whose == peak_of::this_thread) place_holder::take_now_or_never();
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     mark = {};
     mark.whose = whose;
     mark.thread = this_thread_number();
@@ -8017,7 +8051,7 @@ class tracked_numbers {
     start_anew();
   }
   void remove(high_water_mark& mark) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
       TARN_VISIT();
       if (*at != &mark) continue;
@@ -8026,7 +8060,7 @@ class tracked_numbers {
     }
   }
   [[nodiscard]] high_water_mark read(high_water_mark const& mark) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     high_water_mark now = mark;
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
       TARN_VISIT();
@@ -9217,7 +9251,6 @@ class [[nodiscard]] unlocked {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 // ---- tarn/pool/block_request.hpp
@@ -9807,7 +9840,6 @@ struct stream_cache {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 // ---- tarn/pool/arena/stream_table.hpp
@@ -10110,23 +10142,11 @@ struct heap_part {
 // ---- tarn/pool/pages/growth_lock.hpp
 // A scoped holder of the growth lock. A function that takes a growth_lock const& runs under it and keeps it.
 
-#include <mutex>
-
 namespace TARN_NAMESPACE::detail {
 
 /// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call
 /// the pool in a growth.
-class growth_lock {
- public:
-  explicit growth_lock(recursive_fork_mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
-  /// After mutex.try_lock() has returned true.
-  growth_lock(recursive_fork_mutex& mutex, std::adopt_lock_t) noexcept : mutex_(mutex) {}
-  growth_lock& operator=(growth_lock&&) = delete;
-  ~growth_lock() { mutex_.unlock(); }
-
- private:
-  recursive_fork_mutex& mutex_;
-};
+using growth_lock = scoped_lock<recursive_fork_mutex>;
 
 }  // namespace TARN_NAMESPACE::detail
 
@@ -10755,7 +10775,7 @@ class thread_exit {
 
  private:
   [[nodiscard]] static bool retire(entry const& e) noexcept {
-    std::lock_guard const guard(e.link->mutex);
+    scoped_lock const guard(e.link->mutex);
     return e.link->pool == nullptr || e.link->retire(e.link->pool, e.cache);
   }
 
@@ -11911,7 +11931,7 @@ class front {
 
   /// Makes threads that end from now on leave their caches in place. Called when the pool ends.
   void detach() noexcept {
-    std::lock_guard const guard(link_->mutex);
+    scoped_lock const guard(link_->mutex);
     link_->pool = nullptr;
   }
 
@@ -12056,7 +12076,7 @@ class front {
 
   /// The blocks in the magazines.
   [[nodiscard]] idle_blocks idle() const noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
     for (auto const& cache : caches_) {
       TARN_VISIT();
@@ -12066,7 +12086,7 @@ class front {
   }
   /// Blocks that callers hold, as counted by threads' caches.
   [[nodiscard]] live_count live() const noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     live_count sum = retired_live_;
     for (auto const& cache : caches_) {
       sum.bytes += cache->live_bytes.load(std::memory_order_relaxed);
@@ -12075,7 +12095,7 @@ class front {
     return sum;
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     std::size_t sum = 0;
     for (auto const& cache : caches_)
       sum += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
@@ -12084,7 +12104,7 @@ class front {
 
   /// Returns the blocks of all threads' caches to the heap.
   void flush_all() noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     visit_those(
         [](thread_cache const& cache) { return cache.held_bytes.load(std::memory_order_relaxed) != 0; },
         [&](thread_cache& cache) { flush(cache); });
@@ -12112,13 +12132,13 @@ class front {
   /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again().
   /// The pool is asleep: threads that have just begun a slow call may still use their caches.
   void close() noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     closed_ = true;
     announce_to_all();
     for (auto const& cache : caches_) empty(*cache);
   }
   void open_again() noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
   }
@@ -12136,7 +12156,7 @@ class front {
   void watch_all() noexcept { watches_all_ = true; }
   /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
   [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     thread_cache* const known = local();
     thread_cache* const own = known != nullptr ? known : make_local();
     if (own == nullptr) return 0;  // it can have none now: its calls take the slow path
@@ -12145,7 +12165,7 @@ class front {
     return own->serial;
   }
   void end_watch(std::uint64_t serial) noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     for (auto const& cache : caches_) {
       if (cache->serial == serial && --cache->watches == 0 && !watches_all_) cache->lock.end_watch();
     }
@@ -12160,7 +12180,7 @@ class front {
 
   /// Empties the caches of a stream, on all threads that used it. While heap::captured has it, none is made.
   void drop_stream(stream_id id) noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // see thread_cache::announce_stream()
     visit_those([&](thread_cache const& cache) { return cache.may_have(id); },
                 [&](thread_cache& cache) {
@@ -12184,7 +12204,7 @@ class front {
   void set_capture(stream_id stream, stream_id captured_as, void* owner) noexcept {
     thread_cache* const own = local();
     if (own == nullptr) return;
-    std::lock_guard const guard(list_mutex_);  // another thread may be ending an earlier capture
+    scoped_lock const guard(list_mutex_);  // another thread may be ending an earlier capture
     if (own->captured_stream.load(std::memory_order_relaxed) != stream_ref::unknown_id) return;
     own->capture_owner.store(owner, std::memory_order_relaxed);
     own->captured_as.store(captured_as, std::memory_order_relaxed);
@@ -12192,7 +12212,7 @@ class front {
   }
   /// Ends that on whichever thread it was set.
   void end_capture(stream_id captured_as) noexcept {
-    std::lock_guard const guard(list_mutex_);
+    scoped_lock const guard(list_mutex_);
     for (auto const& cache : caches_) {
       if (cache->captured_as.load(std::memory_order_relaxed) != captured_as) continue;
       cache->captured_stream.store(stream_ref::unknown_id, std::memory_order_relaxed);
@@ -12224,8 +12244,9 @@ class front {
   }
   /// Does not wait: a visitor may have every thread stopped for a while.
   TARN_NOINLINE thread_cache* new_local() noexcept {
-    std::unique_lock const guard(list_mutex_, std::try_to_lock);
-    return guard.owns_lock() ? make_local() : nullptr;
+    if (!list_mutex_.try_lock()) return nullptr;
+    scoped_lock const guard(list_mutex_, already_locked{});
+    return make_local();
   }
   /// Under the mutex of the list. Null on a thread that is ending, without host memory, while a tool watches,
   /// or while the caches are closed.
@@ -12341,8 +12362,8 @@ class front {
   bool retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return true;
     misuse_report const last = heap_.misuse_at_end();
-    std::unique_lock const guard(list_mutex_, std::try_to_lock);
-    if (!guard.owns_lock()) return false;
+    if (!list_mutex_.try_lock()) return false;
+    scoped_lock const guard(list_mutex_, already_locked{});
     cache->lock.announce();
     remote_barrier();
     empty(*cache);
@@ -12473,7 +12494,6 @@ class front {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 // ---- tarn/pool/graph/graph_parts.hpp
@@ -12582,7 +12602,7 @@ class deferred_for_graphs {
   /// unknown capture.
   bool defer(block_of_graphs& b, bool freed_in_capture, graph_parts* by) noexcept {
     if (!freed_in_capture && b.users.empty()) return false;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     b.users.drop_over();
     if (freed_in_capture && by != nullptr) b.users.add(*by);
     bool const until_end = (freed_in_capture && by == nullptr) || b.users.is_too_many();
@@ -12602,18 +12622,18 @@ class deferred_for_graphs {
 
   /// Makes room for as many blocks more of an owner. @throws std::bad_alloc
   void reserve(graph_parts& owner, std::size_t count) {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     owner.deferred.reserve(owner.deferred.size() + count);
   }
   [[nodiscard]] std::size_t bytes_of(graph_parts const& owner) const noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     return owner.deferred_bytes;
   }
   // ---- under the growth lock
 
   /// The owner has ended, and a mark of all work begins, or not.
   void set_state(graph_parts& owner, graph_parts::life state) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     owner.state = state;
     owner.is_mark_old = false;
   }
@@ -12624,7 +12644,7 @@ class deferred_for_graphs {
   [[nodiscard]] bool take_mark(graph_parts& owner, F const& f) noexcept {
     sequence<block_of_graphs> blocks;
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       if (owner.state != graph_parts::life::marked) return false;
       owner.state = graph_parts::life::ended;
       if (owner.is_mark_old) return false;
@@ -12641,7 +12661,7 @@ class deferred_for_graphs {
   /// From now on nothing is deferred for an owner. Returns false if a block was meanwhile: then it waits for
   /// another mark.
   [[nodiscard]] bool is_over(graph_parts& owner) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (!owner.deferred.empty()) return false;
     owner.state = graph_parts::life::over;
     return true;
@@ -12650,13 +12670,13 @@ class deferred_for_graphs {
   /// Calls f(address, bytes, number of the owner) for each block of an owner.
   template <class F>
   void for_each(graph_parts const& owner, F const& f) const {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (auto const& b : owner.deferred) f(b.p, b.bytes, owner.number);
   }
   /// The same for those that are deferred until the pool ends; the number is 0.
   template <class F>
   void for_each_until_end(F const& f) const {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (auto const& b : until_end_) f(b.p, b.bytes, std::uint64_t{0});
   }
 
@@ -12685,7 +12705,7 @@ class deferred_for_graphs {
   }
   /// Returns false if a block has no user that is not over.
   bool is_passed_on(block_of_graphs& b) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     b.users.drop_over();
     if (b.users.empty()) return false;
     pass_on(b);
@@ -12770,7 +12790,6 @@ class end_mark {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 // ---- tarn/pool/graph/open_captures.hpp
@@ -13582,7 +13601,7 @@ class graph_captures {
     if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
     at.captured_as = captured_id(0);
     at.is_guess = true;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (scope const* const guessed = guess(); guessed != nullptr) at.owner = guessed->owner;
     return at;
   }
@@ -13680,7 +13699,7 @@ class graph_captures {
   /// owner's record.
   [[nodiscard]] captured_stream known_capture_of(stream_id id) const noexcept {
     if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     std::size_t const place = heap_.captured.find(id);
     return place == captured_streams::most ? captured_stream{} : streams_[place];
   }
@@ -13694,7 +13713,7 @@ class graph_captures {
     auto const is_watched = front_.is_this_thread_watched();
     if (is_watched != Front::watched::unknown) return is_watched == Front::watched::yes;
     if (always()) return true;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (scope const& s : scopes_) {
       if (s.thread == this_thread_number()) return true;
     }
@@ -13704,7 +13723,7 @@ class graph_captures {
   [[nodiscard]] captured_stream join(stream_ref stream) {
     captured_stream of;
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       scope const* const guessed = guess();
       if (guessed == nullptr) refuse_unknown();
       of = {0, guessed->number, guessed->owner};
@@ -13727,7 +13746,7 @@ class graph_captures {
   capture_number add_scope(graph_parts& owner) {
     capture_number made = 0;
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       made = last_capture_ + 1;
       scopes_.push_back(scope{made, &owner, this_thread_number()});
       ++last_capture_;
@@ -13740,7 +13759,7 @@ class graph_captures {
   /// Watches the calling thread for those of its scopes for which it could not be watched. No call makes it a
   /// cache before.
   TARN_NOINLINE void watch_again() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (scope& s : scopes_) {
       if (s.watched != 0 || s.thread != this_thread_number()) continue;
       s.watched = front_.watch_this_thread();
@@ -13752,7 +13771,7 @@ class graph_captures {
     std::uint64_t watched = 0;
     bool is_own = false;
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       for (std::size_t i = 0; i < scopes_.size(); ++i) {
         if (scopes_[i].number != number) continue;
         watched = scopes_[i].watched;
@@ -13770,7 +13789,7 @@ class graph_captures {
   stream_id add_stream(stream_ref stream, captured_stream of) {
     stream_id const id = stream.id();
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       std::size_t place = heap_.captured.find(id);
       if (place == captured_streams::most) {
         place = heap_.captured.free_place();
@@ -13796,7 +13815,7 @@ class graph_captures {
   }
   /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
   stream_id take_stream(capture_number number) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (std::size_t i = 0; i < captured_streams::most; ++i) {
       if (streams_[i].capture != number) continue;
       heap_.captured.clear(i);
@@ -13844,7 +13863,6 @@ class graph_captures {
 // use them.
 
 #include <cstddef>
-#include <mutex>
 
 // ---- tarn/pool/order/block_table.hpp
 // A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block
@@ -13980,7 +13998,7 @@ class graph_uses {
   /// Records that graphs of `user` use a block. Returns true if the block was not recorded before.
   /// @throws std::bad_alloc, nothing has changed
   bool record(void* p, graph_parts& user) {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     slot_number b = table_.find(p);
     bool const is_new = b == 0;
     if (is_new) {
@@ -13996,7 +14014,7 @@ class graph_uses {
   /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not
   /// recorded.
   graph_users take(void const* p) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     slot_number const b = table_.take(p);
     if (b == 0) return {};
     graph_users const users = blocks_[b].users;
@@ -14004,7 +14022,7 @@ class graph_uses {
     return users;
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     return table_.host_bytes() + blocks_.host_bytes();
   }
 
@@ -14518,7 +14536,6 @@ class looked_up {
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -14526,7 +14543,6 @@ class looked_up {
 // ---- tarn/core/static_mutex.hpp
 // static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
 
-#include <mutex>
 #include <new>
 
 namespace TARN_NAMESPACE::detail {
@@ -14566,10 +14582,10 @@ class static_mutex {
       return;
     }
     taken_ = 0;
-    (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // another owner does not exist in the child
+    (void)::new (static_cast<void*>(&mutex_)) mutex;  // another owner does not exist in the child
   }
 
-  std::mutex mutex_;
+  mutex mutex_;
   unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
 };
 
@@ -14610,7 +14626,7 @@ class other_pools {
         to_(to),
         has_left_(to < goes_to::another_pool) {
     if (has_left_) return;
-    std::lock_guard const guard(all_.mutex);
+    scoped_lock const guard(all_.mutex);
     next_ = all_.latest;
     all_.latest = this;
   }
@@ -14623,7 +14639,7 @@ class other_pools {
     if (has_left_) return;
     for (unsigned tries = 0;; ++tries) {
       {
-        std::lock_guard const guard(all_.mutex);
+        scoped_lock const guard(all_.mutex);
         if (calls_ == 0 || !process_.is_this()) {
           other_pools** at = &all_.latest;
           while (*at != this) at = &(*at)->next_;
@@ -14703,7 +14719,7 @@ class other_pools {
   static void visit(list& all, Driver const& driver, other_pools const* except, Act const& act) noexcept {
     for (other_pools* at = nullptr;;) {
       {
-        std::lock_guard const guard(all.mutex);
+        scoped_lock const guard(all.mutex);
         other_pools* const last = at;
         at = last == nullptr ? all.latest : last->next_;
         while (at != nullptr && (at == except || !is_same_device(at->driver_, driver))) at = at->next_;
@@ -14712,7 +14728,7 @@ class other_pools {
         ++at->calls_;
       }
       if (act(*at)) continue;
-      std::lock_guard const guard(all.mutex);
+      scoped_lock const guard(all.mutex);
       --at->calls_;
       return;
     }
@@ -18102,7 +18118,6 @@ class page_growth {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <type_traits>
 #include <utility>
 
@@ -18157,7 +18172,7 @@ class tool_regions {
 
   void heap_begins(void* p, std::size_t bytes) noexcept {
     if (!active()) return;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     void* const handle = tool_.register_heap(p, bytes);
     if (handle == nullptr) return;
     try {
@@ -18169,7 +18184,7 @@ class tool_regions {
   /// Called before the memory is given back.
   void heap_ends(void* p) noexcept {
     if (!active()) return;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (std::size_t i = 0; i < heaps_.size(); ++i) {
       if (heaps_[i].begin != address(p)) continue;
       forget_left(heaps_[i].begin, heaps_[i].bytes);
@@ -18180,24 +18195,24 @@ class tool_regions {
   }
   /// Stops all reports: the driver has unloaded, and a tool with it.
   void abandon() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     heaps_.clear();
     left_.clear();
   }
 
   /// Makes room for one block. @throws std::bad_alloc, nothing has changed
   void make_room() {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     live_.make_room(1 + promised_);
     ++promised_;
   }
   void give_up_room() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     --promised_;
   }
   /// Reports a block that is handed out. Requires make_room().
   void block_begins(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     --promised_;
     live_.insert(address(p), bytes);
     forget_left(address(p), bytes);
@@ -18206,7 +18221,7 @@ class tool_regions {
   /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is
   /// no longer live, but still a region.
   std::size_t take_back(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     std::size_t const asked = live_.find(address(p));
     if (asked == bytes) (void)live_.erase(address(p));
     return asked;
@@ -18219,14 +18234,14 @@ class tool_regions {
   }
   /// As above, if the stream was already waited for; it may be destroyed by now.
   void region_ends(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (!is_left(address(p))) end_region(address(p));
   }
   /// Waits for the stream of a block that is deferred; does nothing if the block is not live or has another
   /// size, which is reported later.
   void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       if (live_.find(address(p)) != bytes) return;
     }
     wait_for(p, bytes, stream);
@@ -18235,7 +18250,7 @@ class tool_regions {
   /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If
   /// `fits()` is false, there never will be room.
   [[nodiscard]] bool keep(freed_block const& b) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
     ring_[(first_ + kept_++) % ring_.size()] = b;
     kept_bytes_ += b.bytes;
@@ -18245,7 +18260,7 @@ class tool_regions {
     return !ring_.empty() && b.bytes <= quarantine_bytes;
   }
   bool take_kept(freed_block& out) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (kept_ == 0) return false;
     out = ring_[first_];
     kept_bytes_ -= out.bytes;
@@ -18257,7 +18272,7 @@ class tool_regions {
   /// Calls f(freed_block) for each block in quarantine.
   template <class F>
   void for_each_kept(F const& f) {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (std::size_t i = 0; i < kept_; ++i) f(ring_[(first_ + i) % ring_.size()]);
   }
 
@@ -18292,7 +18307,7 @@ class tool_regions {
     }
   }
   void leave(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (is_left(address(p))) return;
     try {
       left_.push_back(stretch{address(p), bytes});
@@ -18300,7 +18315,7 @@ class tool_regions {
     }
   }
   void look() noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (state_.load(std::memory_order_relaxed) != state::undecided) return;
     tool_ = driver_.memory_tool();
     if (static_cast<bool>(tool_)) {
@@ -18775,7 +18790,7 @@ class heap {
   /// Returns false if another thread holds the growth lock. Otherwise the caller calls adopt_growth_lock()
   /// next.
   [[nodiscard]] bool try_lock_growth() noexcept { return growth_mutex_.try_lock(); }
-  [[nodiscard]] growth_lock adopt_growth_lock() noexcept { return {growth_mutex_, std::adopt_lock}; }
+  [[nodiscard]] growth_lock adopt_growth_lock() noexcept { return {growth_mutex_, already_locked{}}; }
   /// Whether the calling thread holds it.
   [[nodiscard]] bool holds_growth_lock() const noexcept { return growth_mutex_.is_mine(); }
   /// Reports the misuse that a call has found when the call ends. Called before the call takes its locks.
@@ -20124,7 +20139,6 @@ class in_place {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 namespace TARN_NAMESPACE::detail {
@@ -20157,7 +20171,7 @@ class recorded_streams {
   /// nothing has changed
   void record(void* p, stream_ref stream) {
     stream_id const id = stream.id();
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     slot_number b = recorded_.find(p);
     for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
       if (uses_[u].stream == id) return;
@@ -20199,7 +20213,9 @@ class recorded_streams {
       q = queue_of(unknown);
     } catch (...) {
       held.unlock();
-      return !wait_for_all_work(driver_).ok();
+      bool const over = wait_for_all_work(driver_).ok();
+      held.lock();
+      return !over;
     }
     slot_number b = take_recorded(p);
     if (b == 0) b = blocks_.take();
@@ -20223,7 +20239,7 @@ class recorded_streams {
 
   /// Takes out one block whose uses settle() found complete. Returns false if there is none. Amortised O(1).
   bool take_ready(freed_block& out) noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     while (over_ != 0) {
       slot_number const group = over_;
       slot_number u = uses_[group].members;
@@ -20249,7 +20265,7 @@ class recorded_streams {
   /// Whether a capture prevents a stream from being marked that deferred blocks wait for. Uses what settle()
   /// found: a stream's handle is not queried, since the stream may be destroyed.
   [[nodiscard]] bool waits_for_capture() const noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (slot_number q = 1; q <= queues_.last() && any_deferred(); ++q) {
       if (queues_[q].unmarked != 0 && queues_[q].captured) return true;
     }
@@ -20271,19 +20287,19 @@ class recorded_streams {
   /// again.
   template <class F>
   void for_each_deferred(F const& f) const {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (slot_number b = 1; b <= blocks_.last(); ++b) {
       if (blocks_[b].is_deferred) f(blocks_[b].freed);
     }
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     return blocks_.host_bytes() + uses_.host_bytes() + queues_.host_bytes() + recorded_.host_bytes() +
            by_stream_.host_bytes();
   }
 
  private:
-  using lock = std::unique_lock<fork_mutex>;
+  using lock = scoped_lock<fork_mutex>;
 
   /// A block from its first recorded use until it is freed. `p` is its key while it has recorded uses.
   struct block {
@@ -21612,7 +21628,6 @@ using device_pool = pool_over<cuda_pages>;
 
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <utility>
 
 // ---- tarn/policy/block_set.hpp
@@ -21621,7 +21636,6 @@ using device_pool = pool_over<cuda_pages>;
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -21631,7 +21645,7 @@ class block_set {
  public:
   /// Returns false if the block is there already. @throws std::bad_alloc, nothing has changed
   bool insert(void const* p) {
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     if (blocks_.find(key_of(p))) return false;
     blocks_.make_room(1);
     blocks_.insert(key_of(p), true);
@@ -21641,14 +21655,14 @@ class block_set {
   /// Returns true if the block was there.
   bool erase(void const* p) noexcept {
     if (size() == 0) return false;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     bool const found = blocks_.erase(key_of(p));
     count_.store(blocks_.size(), std::memory_order_relaxed);
     return found;
   }
   [[nodiscard]] bool contains(void const* p) const noexcept {
     if (size() == 0) return false;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     return blocks_.find(key_of(p));
   }
   [[nodiscard]] std::size_t size() const noexcept { return count_.load(std::memory_order_relaxed); }
@@ -21792,7 +21806,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   }
   /// Without host memory to record it, the block is never given back.
   TARN_NOINLINE void defer(request const& r, void* p) noexcept {
-    std::lock_guard const guard(deferred_mutex_);
+    detail::scoped_lock const guard(deferred_mutex_);
     try {
       deferred_.push_back({{stream_ref{}, r.bytes, r.alignment, call_kind::synchronous}, p});
       deferred_count_.fetch_add(1, std::memory_order_relaxed);
@@ -21804,7 +21818,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   TARN_NOINLINE void give_back_deferred(Wait const& wait) noexcept {
     detail::sequence<deferred_block> blocks;
     {
-      std::lock_guard const guard(deferred_mutex_);
+      detail::scoped_lock const guard(deferred_mutex_);
       blocks.swap(deferred_);
       deferred_count_.store(0, std::memory_order_relaxed);
     }
@@ -21832,7 +21846,6 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -21880,7 +21893,7 @@ class planned_growth {
   /// @param free  receives what the device has free, unknown if the driver cannot report it; then nothing is
   /// refused
   [[nodiscard]] bool plan(Driver const& driver, std::size_t bytes, std::size_t rest, std::size_t& free) {
-    std::lock_guard const guard(mutex_);  // nothing else is planned while this waits
+    scoped_lock const guard(mutex_);  // nothing else is planned while this waits
     std::atomic<std::size_t>& planned = planned_[place_of(driver)];
     auto const has_room = [&](std::size_t left) { return bytes <= left && left - bytes >= rest; };
     for (unsigned tries = 0;;) {
@@ -22061,7 +22074,6 @@ std::size_t keep_headroom(Resource const& memory, source_location where = source
 
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <utility>
 
 namespace TARN_NAMESPACE::detail {
@@ -22128,7 +22140,7 @@ class byte_budget {
   [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   /// Sets the limit, and returns the previous one; bounds stay. Requests above it that wait get nothing.
   std::size_t set_limit(std::size_t limit) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     std::size_t const before = std::exchange(own_limit_, limit);
     end_hopeless_waits();
     put_in_force();
@@ -22136,7 +22148,7 @@ class byte_budget {
   }
   /// Allows at most `more` bytes beyond those used now, until remove(bound).
   void add(budget_bound& bound, std::size_t more) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     std::size_t const now = used();
     bound.bytes = more < ~std::size_t{0} - now ? now + more : ~std::size_t{0};
     bound.next = std::exchange(bounds_, &bound);
@@ -22144,7 +22156,7 @@ class byte_budget {
   }
   /// Ends a bound. O(bounds).
   void remove(budget_bound& bound) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     for (budget_bound** at = &bounds_; *at != nullptr; at = &(*at)->next) {
       TARN_VISIT();
       if (*at != &bound) continue;
@@ -22158,7 +22170,7 @@ class byte_budget {
   [[nodiscard]] unsigned waiting() const noexcept { return waiting_.load(std::memory_order_relaxed); }
   /// Takes bytes if they fit and no request that waits has been passed too often. O(waiters).
   [[nodiscard]] bool take_in_turn(std::size_t bytes) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     for (budget_waiter const* w = waiters_; w != nullptr; w = w->next_) {
       TARN_VISIT();
       if (w->passed_by_ >= most_passes) return false;
@@ -22170,7 +22182,7 @@ class byte_budget {
   /// Begins to wait for the waiter's bytes; its wake() may be called before this returns. Returns false, and
   /// does not wait, if the limit without its bounds is below them. O(waiters).
   [[nodiscard]] bool wait_for(budget_waiter& waiter) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     if (waiter.bytes_ > own_limit_) return false;
     budget_waiter** at = &waiters_;
     while (*at != nullptr) at = &(*at)->next_;
@@ -22182,7 +22194,7 @@ class byte_budget {
   /// Ends a wait, and returns whether the waiter has its bytes. Then no other thread refers to it any more.
   /// O(waiters).
   [[nodiscard]] bool stop_waiting(budget_waiter& waiter) noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     if (waiter.has_bytes_) return true;
     for (budget_waiter** at = &waiters_; *at != nullptr; at = &(*at)->next_) {
       TARN_VISIT();
@@ -22205,7 +22217,7 @@ class byte_budget {
     serve();
   }
   TARN_NOINLINE void serve_waiting() noexcept {
-    std::lock_guard const guard(lock_);
+    scoped_lock const guard(lock_);
     serve();
   }
   /// Gives bytes to the waiters that may have them. Under the lock. O(waiters) for each that is served.
@@ -22506,7 +22518,6 @@ struct retry_on_oom {
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <mutex>
 #include <utility>
 
 // ---- tarn/core/file_error.hpp
@@ -22727,11 +22738,11 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
     std::uint64_t const key = key_of(r.stream);
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       (void)number_of(key);  // so that what follows needs no host memory
     }
     if (!next.extend(r, p, more)) return false;
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     std::uintptr_t const address = address_of(p);
     if (live_.find(address) != 0) begin(address, r.bytes + more, number_of(key));
     return true;
@@ -22739,7 +22750,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
 
   /// Writes what is buffered; returns false if that failed, now or before.
   bool flush() noexcept {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     if (file_ != nullptr && std::fflush(file_) != 0) complain();
     return file_ != nullptr;
   }
@@ -22763,7 +22774,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
 
   /// @throws std::bad_alloc, nothing is recorded
   void note_allocation(std::uintptr_t address, std::size_t bytes, std::uint64_t key) {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     std::uint32_t const stream = number_of(key);
     live_.make_room(1);
     begin(address, bytes, stream);  // handed out again without a free through this layer: it was freed below
@@ -22776,7 +22787,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     ++next_id_;
   }
   void note_free(std::uintptr_t address) noexcept {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     end(address);  // the layers below report misuse
   }
   /// Writes the free of a live block.
@@ -22855,7 +22866,6 @@ std::size_t report_leaks(Resource const& memory) {
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -22868,7 +22878,6 @@ std::size_t report_leaks(Resource const& memory) {
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 #include <string_view>
 
 namespace TARN_NAMESPACE::detail {
@@ -23080,21 +23089,21 @@ class checked_resources {
   };
   static void add(member& m) {
     {
-      std::lock_guard const guard(mutex());
+      scoped_lock const guard(mutex());
       m.next = first();
       first() = &m;
     }
     if (m.add_leaks != nullptr) report_at_exit();
   }
   static void remove(member& m) noexcept {
-    std::lock_guard const guard(mutex());
+    scoped_lock const guard(mutex());
     member** at = &first();
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
   }
   /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {
-    std::lock_guard const guard(mutex());
+    scoped_lock const guard(mutex());
     for (member* m = first(); m != nullptr; m = m->next) {
       if (m != &asking && m->find(m->layer, p, out)) return true;
     }
@@ -23113,7 +23122,7 @@ class checked_resources {
     (void)std::fflush(stdout);  // the default handler aborts, which would lose it
     sequence<block_record> leaks;
     try {
-      std::lock_guard const guard(mutex());
+      scoped_lock const guard(mutex());
       for (member* m = first(); m != nullptr; m = m->next) {
         if (m->add_leaks != nullptr) m->add_leaks(m->layer, leaks);
       }
@@ -23272,7 +23281,6 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
 // The streams that used a resource, and which of them have unfinished work. For `checked`.
 
 #include <cstddef>
-#include <mutex>
 #include <utility>
 
 namespace TARN_NAMESPACE::detail {
@@ -23285,7 +23293,7 @@ class used_streams {
   void note(Driver const& driver, stream_ref stream) noexcept {
     stream_id id = stream.id();
     if (id == stream_ref::unknown_id && !driver.identify(stream, id).ok()) return;
-    std::lock_guard const guard(mutex_);
+    scoped_lock const guard(mutex_);
     for (stream_ref const known : streams_) {
       if (known.id() == id) return;
     }
@@ -23301,7 +23309,7 @@ class used_streams {
     stream_ref streams[most];
     std::size_t count = 0;
     {
-      std::lock_guard const guard(mutex_);
+      scoped_lock const guard(mutex_);
       for (stream_ref const s : streams_) streams[count++] = s;
     }
     for (std::size_t i = 0; i < count; ++i) {
@@ -23415,13 +23423,13 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     b.alignment = r.alignment;
     b.allocated = mark_of(r.stream);
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       history_.make_room();
     }
     try {
       b.p = fences_.block_in(allocate_whole(r, next), r.alignment);
     } catch (...) {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       history_.give_up_room();
       throw;
     }
@@ -23431,7 +23439,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
                fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
     if (b.fenced) (void)detail::fill_in_order(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       history_.begin(b);
     }
     if (r.is_synchronous() && !captured) (void)driver().synchronize_stream(r.stream);
@@ -23460,7 +23468,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     std::size_t alignment = 0;
     streams_.note(driver(), stream);
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       detail::block_record* const b = history_.find(p);
       if (b == nullptr || b->state != detail::block_state::live) detail::refuse_pointer(p, "record_stream");
       b->used_elsewhere = true;
@@ -23480,7 +23488,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (detail::sleeps(this->upstream())) return 0;
     detail::sequence<detail::block_record> all;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       history_.for_each([&](detail::block_record const& b) {
         bool const live = b.state == detail::block_state::live && has_fences(b);
         if (live || b.state == detail::block_state::quarantined) all.push_back(b);
@@ -23495,7 +23503,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       detail::breach breach;
       std::size_t written = b.bytes;
       {
-        std::lock_guard const guard(mutex_);  // held, so that the block is not given back while it is read
+        detail::scoped_lock const guard(
+            mutex_);  // held, so that the block is not given back while it is read
         detail::block_record const* const now = history_.find(b.p);
         if (now == nullptr || now->state != b.state || now->allocated.call != b.allocated.call) continue;
         if (b.state == detail::block_state::live) {
@@ -23542,7 +23551,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   /// Number of blocks that are handed out.
   [[nodiscard]] std::size_t live_blocks() const noexcept {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     return history_.live();
   }
   /// The bytes that a block occupies, including fences.
@@ -23556,7 +23565,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   [[nodiscard]] void* block_address(void* p) noexcept {
     void* whole = p;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       detail::block_record const* const b = history_.find(p);
       if (b != nullptr && b->state == detail::block_state::live) whole = whole_of(*b);
     }
@@ -23568,7 +23577,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void each_kept(F const& f) {
     detail::sequence<detail::block_record> kept;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       kept.reserve(history_.quarantined());
       history_.for_each([&](detail::block_record const& b) {
         if (b.state == detail::block_state::quarantined) kept.push_back(b);
@@ -23626,7 +23635,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
                                  detail::block_event const& freed) noexcept {
     detail::block_record b;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       if (detail::block_record* const known = history_.find(p)) {
         b = *known;
         if (b.state == detail::block_state::live && b.bytes == bytes && b.alignment == alignment) {
@@ -23639,7 +23648,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return {};
   }
   void history_gone(detail::block_record const& b) noexcept {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     if (detail::block_record* const known = history_.find(b.p)) history_.leave(*known);
   }
   /// Waits for the uses of other streams; returns false if a capture forbids it.
@@ -23664,7 +23673,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
     if (!detail::fill_in_order(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
     if (!driver().synchronize_stream(stream).ok()) return false;
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
     return true;
   }
@@ -23676,7 +23685,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     for (;; any = true) {
       detail::block_record b;
       {
-        std::lock_guard const guard(mutex_);
+        detail::scoped_lock const guard(mutex_);
         if (history_.quarantined_bytes() <= bytes && history_.quarantined() <= blocks) return any;
         b = history_.oldest();
         history_.leave(*history_.find(b.p));
@@ -23741,7 +23750,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   [[nodiscard]] detail::block_record containing(void const* p) const noexcept {
     detail::block_record found;
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     history_.for_each([&](detail::block_record const& b) {
       auto const at = reinterpret_cast<std::uintptr_t>(p);
       auto const start = reinterpret_cast<std::uintptr_t>(b.p);
@@ -23751,7 +23760,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   static bool find_in(void* self, void const* p, detail::block_record& out) noexcept {
     auto const& layer = *static_cast<checked_layer*>(self);
-    std::lock_guard const guard(layer.mutex_);
+    detail::scoped_lock const guard(layer.mutex_);
     detail::block_record const* const b = layer.history_.find(p);
     if (b == nullptr || b->state != detail::block_state::live) return false;
     out = *b;
@@ -23760,7 +23769,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
 
   void add_leaks(detail::sequence<detail::block_record>& leaks) const {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     history_.for_each([&](detail::block_record const& b) {
       if (b.state == detail::block_state::live) leaks.push_back(b);
     });
@@ -23786,7 +23795,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 namespace TARN_NAMESPACE {
@@ -23870,7 +23878,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     };
     detail::sequence<candidate> all;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       all.reserve(blocks_.size());
       blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
@@ -23882,7 +23890,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     for (candidate const& c : all) {
       detail::breach found;
       {
-        std::lock_guard const guard(mutex_);  // held, so that the block is not freed while it is read
+        detail::scoped_lock const guard(mutex_);  // held, so that the block is not freed while it is read
         if (!is_fenced(c.b) || !(blocks_.find(c.p) == c.b)) continue;
         found = fences_.find_breach(driver(), reading.get(), reinterpret_cast<void*>(c.p), c.b.bytes,
                                     c.b.alignment);
@@ -23900,7 +23908,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   {
     bool const slept = detail::sleeps(this->upstream());
     std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     if (!slept && where == contents::discarded) lost_ = numbered_;
     return given;
   }
@@ -23929,7 +23937,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
   /// The alignment of a live block; 0 if it is none.
   [[nodiscard]] std::size_t alignment_of(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     return blocks_.find(key_of(p)).alignment;
   }
   [[nodiscard]] bool is_fenced(block const& b) const noexcept { return b.fenced && b.number > lost_; }
@@ -23937,14 +23945,14 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
   void build(request const& r, void* p) {
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       blocks_.make_room(promised_ + 1);
       ++promised_;
     }
     bool const fenced = !detail::is_capturing(driver(), r.stream) && has_contents(driver(), p);
     status const s = fenced ? fences_.draw(driver(), r.stream, p, r.bytes, r.alignment) : status{};
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       --promised_;
       // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet
       // there.
@@ -23960,7 +23968,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     bool matches = false;
     bool has_fences = false;
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       b = blocks_.find(key_of(p));
       matches = b.bytes == r.bytes && b.alignment == r.alignment;
       has_fences = is_fenced(b);
@@ -25917,9 +25925,7 @@ class sleep_scope {
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
 
 namespace TARN_NAMESPACE {
 
@@ -26120,71 +26126,9 @@ template <has_driver Resource>
   return info;
 }
 
-/// One statistic under PyTorch's key: "allocated_bytes.all.current", "num_ooms", ...
-using memory_stat = std::pair<std::string, std::int64_t>;
-
-/// Returns all statistics under the keys of torch.cuda.memory_stats(), in the same sort order:
-///   allocation, allocated_bytes    allocated blocks, as the pool rounds them
-///   active, active_bytes           these, and deferred blocks: freed, but used by a stream that record_stream() named, or by
-///                                  a destroyed one
-///   requested_bytes                bytes requested for active blocks
-///   reserved_bytes, segment        bytes held from the driver; physical handles, or segments of a pool over blocks. A handle
-///                                  belongs to the small or the large pool it was created for, though it may serve both.
-///   inactive_split                 free ranges that lie partly in a handle or a segment without filling it, so that it cannot
-///                                  be released; inactive_split_bytes: their bytes in those. (PyTorch omits expandable
-///                                  segments.) Blocks in a thread's magazines and free blocks of a run (up to 32 KiB) are not
-///                                  counted. Peak and totals are taken when a call that reached the pool's shared part ends.
-///   num_alloc_retries              times that the driver refused and the cache was searched again
-///   num_sync_all_streams           times that the host waited for a stream
-///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
-/// The memory of captured graphs is part of these numbers, as PyTorch's private pools are. PyTorch has no
-/// keys for it alone. While a pool holds any, there are four keys of tarn's own, each a current value:
-///   graph_memory.owners            graph memories, and ended ones whose memory has not been given back yet
-///   graph_memory.reserved_bytes    held from the driver for them alone
-///   graph_memory.allocated_bytes   the live blocks in it
-///   graph_memory.kept_bytes        other blocks that were freed inside a capture, which the pool keeps for the graph; they are
-///                                  part of active_bytes until then
-/// graph_memory::state() returns these for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
-/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a
-/// deferred block counts with them. Exact while no other thread is inside a call; under concurrency each
-/// number belongs to one order of events. Takes the pool's locks briefly. O(threads + streams). @throws
-/// std::bad_alloc
-template <class Resource>
-[[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
-  detail::reported_numbers const numbers = detail::read_numbers(memory);
-  std::vector<memory_stat> out;
-  auto const add = [&](std::string key, std::int64_t n) { out.emplace_back(std::move(key), n); };
-  auto const put = [&](std::string const& name, counter const& s) {
-    add(name + ".allocated", s.allocated);
-    add(name + ".current", s.current);
-    add(name + ".freed", s.freed);
-    add(name + ".peak", s.peak);
-  };
-  for (detail::stat_row const& row : detail::stat_rows) {
-    std::array<counter, 3> const& s = numbers.*row.values;
-    put(std::string(row.key) + ".all", s[0]);
-    put(std::string(row.key) + ".small_pool", s[1]);
-    put(std::string(row.key) + ".large_pool", s[2]);
-  }
-  for (detail::pool_number const& n : detail::pool_numbers) {
-    if (n.key != nullptr) add(n.key, numbers.since_reset(n));
-  }
-  for (detail::graph_row const& row : detail::graph_rows) {
-    if (numbers.has_graphs()) add(row.key, static_cast<std::int64_t>(numbers.graphs.*row.value));
-  }
-  add("max_split_size", -1);
-  add("num_ooms", static_cast<std::int64_t>(numbers.ooms));
-  put("oversize_allocations", {});
-  put("oversize_segments", {});
-  detail::sort(out.data(), out.size(),
-               [](memory_stat const& a, memory_stat const& b) { return a.first < b.first; });
-  return out;
-}
-
 }  // namespace TARN_NAMESPACE
 // ---- tarn/report/summary.hpp
-// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool; memory_stats_json: the same
-// numbers as JSON.
+// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool.
 
 #include <array>
 #include <cstddef>
@@ -26278,18 +26222,6 @@ template <class Resource>
   }
   out += line;
   return out;
-}
-
-/// Returns memory_stats() as one line of JSON, as json.dumps(torch.cuda.memory_stats()) has them: an object
-/// of the keys in their order, each with an integer. For logs and monitors. For memory with `tracked`. Cost
-/// and threads as memory_stats().
-/// @throws std::bad_alloc
-template <class Resource>
-[[nodiscard]] std::string memory_stats_json(Resource memory) {
-  std::string out;
-  for (auto const& [key, value] : memory_stats(memory))  // keys are plain text: nothing to escape
-    out += detail::concat({out.empty() ? "{\"" : ",\"", key, "\":", std::to_string(value)});
-  return out += '}';
 }
 
 }  // namespace TARN_NAMESPACE

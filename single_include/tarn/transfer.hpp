@@ -2524,7 +2524,6 @@ void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToRe
 #include <concepts>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <type_traits>
 #include <utility>
 
@@ -2585,7 +2584,7 @@ class per_device {
     if (device.value < 0 || device.value >= most_devices) refuse(device);
     std::atomic<Pool*>& slot = slots_[device.value];
     if (Pool* const there = slot.load(std::memory_order_acquire); there != nullptr) return *there;
-    std::lock_guard const lock(mutex_);
+    detail::scoped_lock const lock(mutex_);
     if (Pool* const there = slot.load(std::memory_order_relaxed); there != nullptr) return *there;
     bool& in_making = in_making_[device.value];
     if (in_making) refuse_recursion(device);

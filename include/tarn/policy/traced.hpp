@@ -85,11 +85,11 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
     std::uint64_t const key = key_of(r.stream);
     {
-      std::lock_guard const guard(mutex_);
+      detail::scoped_lock const guard(mutex_);
       (void)number_of(key);  // so that what follows needs no host memory
     }
     if (!next.extend(r, p, more)) return false;
-    std::lock_guard const guard(mutex_);
+    detail::scoped_lock const guard(mutex_);
     std::uintptr_t const address = address_of(p);
     if (live_.find(address) != 0) begin(address, r.bytes + more, number_of(key));
     return true;
