@@ -21,7 +21,7 @@ namespace TARN_NAMESPACE::detail {
 constexpr void use_available(std::string_view meminfo, std::size_t total, std::size_t& free) noexcept {
   constexpr std::string_view name = "\nMemAvailable:";
   std::size_t at = meminfo.find(name);
-  if (at == meminfo.npos) return;
+  if (at == std::string_view::npos) return;
   at = meminfo.find_first_not_of(' ', at + name.size());
   std::size_t const digits = at;
   std::size_t const most = total / 1024;  // a larger number is not read on, so that it cannot overflow
