@@ -11,7 +11,7 @@ import sys
 
 # Required lines of a complete run.
 WANTED = ["host_tests", "simulation", "simulation_without_pages", "simulation_without_memory_pools", "tests_without_pages", "tests_without_memory_pools", "tests_without_pages_memory_pools", "soak", "free_threads", "driver_fault_sites", "driver_faults", "host_faults", "endings",
-          "misuse_host_sanitizers", "misuse_nvtx_calls", "asan_ubsan_tarn_tests", "asan_ubsan_tarn_tests_half", "tsan", "mutants", "random_mutants", "coverage",
+          "misuse_host_sanitizers", "misuse_nvtx_calls", "asan_ubsan_tarn_tests", "tsan", "mutants", "random_mutants", "coverage",
           "warnings"]
 # Keys whose value must be 0.
 BAD = {"failed", "failures", "findings", "missed", "false_reports", "errors", "out_of_date",
