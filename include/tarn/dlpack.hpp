@@ -75,7 +75,7 @@ inline constexpr std::uint64_t dlpack_read_only = 1;
 /// The product of the sizes of a tensor; nothing if one is negative, or the product of those that are not 0
 /// overflows.
 inline std::optional<std::size_t> dlpack_product(std::span<std::int64_t const> shape) noexcept {
-  constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  constexpr auto most = static_cast<std::uint64_t>((std::numeric_limits<std::int64_t>::max)());
   std::uint64_t product = 1;
   bool is_empty = false;
   for (std::int64_t const n : shape) {

@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_0492cdb2
+#define TARN_NAMESPACE tarn::inline v0_2_0_ae165058
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -4077,7 +4077,7 @@ namespace TARN_NAMESPACE::detail {
 constexpr void use_available(std::string_view meminfo, std::size_t total, std::size_t& free) noexcept {
   constexpr std::string_view name = "\nMemAvailable:";
   std::size_t at = meminfo.find(name);
-  if (at == meminfo.npos) return;
+  if (at == std::string_view::npos) return;
   at = meminfo.find_first_not_of(' ', at + name.size());
   std::size_t const digits = at;
   std::size_t const most = total / 1024;  // a larger number is not read on, so that it cannot overflow

@@ -48,8 +48,9 @@ TEST_CASE("cuda_driver keeps the driver contract", "[driver][cuda_driver][cuda]"
   test::driver_contract(cuda_bench{});
 }
 
-TEST_CASE("cuda_driver reports the free memory of a card as CUDA does, that of an integrated GPU as the host does",
-          "[driver][cuda_driver][cuda][meminfo]") {
+TEST_CASE(
+    "cuda_driver reports the free memory of a card as CUDA does, that of an integrated GPU as the host does",
+    "[driver][cuda_driver][cuda][meminfo]") {
   if (!has_cuda_devices()) return;
   int integrated = 0;
   REQUIRE(cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, 0) == cudaSuccess);

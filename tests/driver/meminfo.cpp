@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Free memory of integrated GPUs: what /proc/meminfo says, what the simulated device models, and the calls that use it.
+// Free memory of integrated GPUs: what /proc/meminfo says, what the simulated device models, and the calls
+// that use it.
 #include "tarn/driver/meminfo.hpp"
 
 #include <string>

@@ -103,6 +103,7 @@ PLANTED = {
             "pool/arena/arena.hpp",
             "ranges[r].view_or_split != 0 ||\n        ranges[r].part != common)",
             "ranges[r].view_or_split != 0)",
+            finder="tests/pool/heap_parts.cpp",
         ),
         Mutant(
             "a piece of a view is extended",

@@ -117,6 +117,32 @@ TEST_CASE("a part takes only from its own memory, and handles that change their 
   CHECK(a.live_of(part) == 0);
 }
 
+TEST_CASE("a block of a part is not extended into common memory behind it", "[heap_parts][extend]") {
+  paged_arena a(0);
+  arena& space = a.space;
+  part_ref const part = space.streams.make_part(7, true);
+  space.ranges.make_room(4);
+  range_ref const first = space.ranges.take();
+  space.ranges[first].address = home;
+  space.ranges[first].bytes = 4_MiB;
+  space.ranges[first].where = zone::larger;
+  space.starts.note(space.ranges, first);
+  for (std::size_t i = 0; i < 2; ++i) {
+    a.map.make_room(1);
+    (void)a.map.add(i + 1, 2_MiB, home + i * 2_MiB);
+  }
+  range_ref const second = space.split(first, 2_MiB);
+  (void)space.make_free(second, neutral, 0);
+  space.move_to_part(first, part);
+  (void)space.make_free(first, space.streams.part(part).neutral_domain, 0);
+  space.make_room();
+  void* const p = space.take(space.streams.part(part).neutral_domain, zone::larger, 2_MiB, 256);
+  REQUIRE(p == reinterpret_cast<void*>(home));
+  CHECK_FALSE(space.extend(neutral, p, 2_MiB, 1_MiB));
+  CHECK(space.free_bytes() == 2_MiB);
+  CHECK(space.release(space.streams.part(part).neutral_domain, p, 2_MiB) == release_result::done);
+}
+
 TEST_CASE("when a part ends, its memory is common, with the blocks in it that are live", "[heap_parts]") {
   paged_arena p(3);
   arena& a = p.space;
