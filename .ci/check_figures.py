@@ -165,12 +165,22 @@ def of_devices():
     large = next(row for row in compacted if "3 to 6 MiB" in row["work"])
     size = next(row["way"] for row in rows("sleep") if row["work"] == "sleep" and row["way"].endswith("discarded"))
     kept = [value_of("sleep", work, "8 GiB in pinned memory", "of_reference") for work in ("sleep", "wake")]
+    grown = {(row["way"], row["pass"]): row for row in rows("growing") if row["device"] == "cuda"}
+    in_place, doubled = ([grown[way, n] for n in (1, 2)] for way in ("growing_buffer", "device_buffer, doubled"))
+    batches = [row for row in rows("batch_copies") if row["bytes_each"] == 2**20]
     registered = [row["of_reference"] for row in rows("nccl") if row["way"].endswith("block, registered") and "of_reference" in row]
     return {
         "compact.held": ends([row["compacted"] / row["live"] for row in traces]),
         "compact.trimmed": ends([row["trimmed"] / row["live"] for row in traces]),
         "compact.large": large["compacted"] / large["live"],
         "compact.large_trimmed": large["trimmed"] / large["live"],
+        "growing.held": max(row["reserved"] / row["live"] for row in in_place),
+        "growing.doubled": doubled[0]["reserved"] / doubled[0]["live"],
+        "growing.ms": in_place[0]["ms"],
+        "growing.ms.doubled": doubled[0]["ms"],
+        "growing.ms.again": in_place[1]["ms"],
+        "growing.ms.doubled_again": doubled[1]["ms"],
+        "batch_copies.large": min(row["batch_done_us"] / row["single_done_us"] for row in batches),
         "reserve": 1 / value_of("reservations", "tasks with three times the memory", "reserve(), random orders, median", "of_best_order"),
         "sleep.size": float(size.split()[0]),
         "sleep": value_of("sleep", "sleep", size) / 1e3,
