@@ -1453,9 +1453,8 @@ namespace TARN_NAMESPACE {
 /// Returns elements as RMM's device_uvector::element() and PyTorch's Tensor.item() do, for a loss or a
 /// counter in a loop: `tarn::element_reader<float> reader; float loss = reader.element(losses, 0);`. It owns
 /// one element of pinned memory, in which the driver writes directly: to read the element into a local
-/// variable, the driver stages it in pinned memory of its own first. On an H200 a read takes 7.6 us instead
-/// of 8.8 to 10.2, and behind a kernel 9.5 instead of 11.9. Allocates only when it is made. One thread at a
-/// time.
+/// variable, the driver stages it in pinned memory of its own first. Allocates only when it is made. One
+/// thread at a time.
 template <class T, class Pinned = basic_pinned<detail::default_driver<T>>>
 class element_reader {
   static_assert(std::is_trivially_copyable_v<T>,
