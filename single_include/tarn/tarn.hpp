@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_ae165058
+#define TARN_NAMESPACE tarn::inline v0_2_0_4f5ab43a
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3451,13 +3451,15 @@ class block_source {
   /// allocate_sync().
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
-    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D>)
+    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D> &&
+             !has_property<Calls, host_accessible>)
   {
     return detail::take_plain_block(driver_, bytes);
   }
   /// Frees such a block; no work uses it any more.
   void deallocate_plain(void* p, std::size_t) noexcept
-    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D>)
+    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D> &&
+             !has_property<Calls, host_accessible>)
   {
     detail::give_plain_block(driver_, p);
   }
@@ -4918,17 +4920,24 @@ class basic_cuda_driver {
     return on_device("cudaMallocFromPoolAsync", device_for(stream),
                      [&] { return cudaMallocFromPoolAsync(&p, bytes, pool, reach(stream)); });
   }
-  /// Finds the pool of pinned or managed memory, and lets the device access that of pinned memory, which CUDA
-  /// does not by itself.
+  /// Finds the pool of pinned or managed memory, and lets all devices access that of pinned memory, as they
+  /// access other pinned memory. CUDA lets none by itself.
   status open_memory_pool(async_memory memory) const noexcept {
     cudaMemPool_t pool = nullptr;
     status const s = default_pool(memory, pool);
     if (!s.ok() || memory != async_memory::pinned) return s;
-    cudaMemAccessDesc access{};
-    access.location.type = cudaMemLocationTypeDevice;
-    access.location.id = device_;
-    access.flags = cudaMemAccessFlagsProtReadWrite;
-    return on_device("cudaMemPoolSetAccess", device_, [&] { return cudaMemPoolSetAccess(pool, &access, 1); });
+    return on_device("cudaMemPoolSetAccess", device_, [&] {
+      int count = 0;
+      cudaError_t result = cudaGetDeviceCount(&count);
+      for (int device = 0; device < count && result == cudaSuccess; ++device) {
+        cudaMemAccessDesc access{};
+        access.location.type = cudaMemLocationTypeDevice;
+        access.location.id = device;
+        access.flags = cudaMemAccessFlagsProtReadWrite;
+        result = cudaMemPoolSetAccess(pool, &access, 1);
+      }
+      return result;
+    });
   }
   status free_async(void* p, stream_ref stream) const noexcept {
     return on_device("cudaFreeAsync", device_for(stream), [&] { return cudaFreeAsync(p, reach(stream)); });
@@ -5194,9 +5203,10 @@ struct async_calls_of {
         return "cudaMallocAsync (no memory pools on this device; use cuda_malloc | pooled, or device_pool)";
     }
     if constexpr (!of_device) {
-      if (driver.open_memory_pool(Memory).kind == failure::unsupported)
-        return "cudaMemGetDefaultMemPool (no pools of this memory: CUDA before 13, or the device; use "
-               "pinned_host | pooled or managed | pooled)";
+      if (!driver.open_memory_pool(Memory).ok())
+        return "cudaMemGetDefaultMemPool (no pools of this memory that the devices can access: CUDA before "
+               "13, or "
+               "the device; use pinned_host | pooled or managed | pooled)";
     }
     return nullptr;
   }
@@ -5269,7 +5279,7 @@ using basic_async = block_source<D, async_calls>;
 /// Stream-ordered memory from the process's default pools of pinned and of managed memory, for one device:
 /// streams of other devices are refused. CUDA 13 and later; before, and on devices without such pools, the
 /// constructor throws cuda_error of kind `unsupported`: use `pinned_host{} | pooled{}` or `managed{} |
-/// pooled{}`. The constructor lets the device access the pool of pinned memory. CUDA's pools return their
+/// pooled{}`. The constructor lets all devices access the pool of pinned memory. CUDA's pools return their
 /// memory at each synchronisation, unless their release threshold was set. Like that of any pool, memory
 /// allocated on a stream may still be in use by earlier work of it: the host waits for the stream before it
 /// writes.
@@ -7970,6 +7980,16 @@ class tracked_numbers {
         !slots_[its.index].deallocate(generation(), r, q)) [[unlikely]]
       count_slowly(r, q, true, group);
   }
+  /// Counts what one block becomes longer by, in one step: no reader sees the block gone.
+  TARN_NOINLINE void count_extension(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    if (this_thread_place.table == nullptr && table_ != nullptr) place_holder::take();
+    lock_.run({{0, static_cast<std::int64_t>(rounded), static_cast<std::int64_t>(requested)},
+               false,
+               my_place(),
+               thread_number_place(),
+               group},
+              applier{*this});
+  }
   /// Counts a change as the thread that it names would.
   void count(tracked_update const& u) noexcept {
     if (u.group == block_group::smaller) {
@@ -8115,7 +8135,7 @@ class tracked_numbers {
       if (!is_of(*m, u.thread)) continue;
       m->current += u.is_free ? -u.by[1] : u.by[1];
       m->peak = max_of(m->peak, m->current);
-      m->allocations += u.is_free ? 0 : 1;
+      m->allocations += u.is_free ? 0 : u.by[0];
     }
     if (!in_slot && owner_ == u.place) {  // as nothing else has changed, this is enough
       if (u.place == common) return u.is_free ? void() : raise_peaks();
@@ -8495,14 +8515,14 @@ class tracked_layer {
     upstream_.deallocate_at(stream, p, bytes, alignment);
   }
 
-  /// Counts a block that becomes longer as freed and allocated again.
+  /// Counts what a block becomes longer by. It stays one block, and is no other allocation.
   [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
                             std::size_t alignment)
     requires has_extend<Upstream>
   {
     if (!upstream_.extend(stream, p, bytes, more, alignment)) return false;
-    numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
-    numbers_.count_allocation(rounded(bytes + more, alignment), bytes + more, group_of(bytes + more));
+    numbers_.count_extension(rounded(bytes + more, alignment) - rounded(bytes, alignment), more,
+                             group_of(bytes + more));
     return true;
   }
 
@@ -20000,6 +20020,7 @@ class in_place {
     std::size_t const now = rounded_bytes(bytes, alignment);
     std::size_t const wanted = rounded_bytes(bytes + more, alignment);
     if (wanted == now) return true;
+    misuse_report const last = heap_.misuse_at_end();
     if (zone_of(wanted) != zone_of(now)) return false;
     if (zone_of(now) == zone::larger) put_cached_large(id, stream);
     hot_lock held = heap_.lock_hot();
@@ -21215,9 +21236,10 @@ class pool {
 
   /// Makes a live block longer where it is, if the memory behind it is free for work on `stream` at once. The
   /// new bytes are for that stream. From then on the block has `bytes + more` bytes, and is freed with them.
-  /// Returns whether it did: not if the block is small (below 32 KiB) or grows past 1 MiB from below, lies in
-  /// a view, or is of a graph; not for a captured stream, under a tool, or asleep. Contents stay. Makes no
-  /// driver call but to identify the stream. O(1)
+  /// Returns whether it did: always where the longer size rounds to the same block; otherwise not if the
+  /// block is small (below 32 KiB) or grows past 1 MiB from below, lies in a view, or is of a graph; not for
+  /// a stream captured in a scope, under a tool, or asleep. Contents stay. Makes no driver call but to
+  /// identify the stream. O(1)
   /// @param bytes, alignment  those of the block
   /// @throws misuse  no block starts at `p`; std::bad_alloc, cuda_error. Nothing has changed
   [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
@@ -22381,7 +22403,8 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
     next.deallocate(r, p);
     this->budget_.give(counted(r));
   }
-  /// False if the limit would be exceeded.
+  /// False if the limit would be exceeded. While the layers below are asked, the bytes are taken: another
+  /// thread may be refused memory meanwhile, though they answer no.
   [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
     request longer = r;
     longer.bytes += more;
@@ -26084,12 +26107,13 @@ template <class Resource>
 }
 
 /// Returns where the nearest pool's memory comes from, as torch.cuda.get_allocator_backend() does: "pages"
-/// (mapped pages of cuda_pages), "cudaMalloc", "cudaMallocAsync", "cudaHostAlloc", "cudaHostRegister",
-/// "cudaMallocManaged" or "operator new"; "blocks" if a source of your own does not report it. A device_pool
-/// returns "pages", and "cudaMalloc" where the device has no virtual memory management or a memory tool is
-/// attached: its memory is then segments that are neither extended nor remapped, and sleep() is refused. Of a
-/// fallback_to: that of the first resource. A tool is noticed at the first allocation. Static storage. One
-/// read of the state; thread-safe.
+/// (mapped pages of cuda_pages), "cudaMalloc", "cudaMallocAsync", "cudaMallocFromPoolAsync, pinned",
+/// "cudaMallocFromPoolAsync, managed", "cudaHostAlloc", "cudaHostRegister", "cudaMallocManaged" or "operator
+/// new"; "blocks" if a source of your own does not report it. A device_pool returns "pages", and "cudaMalloc"
+/// where the device has no virtual memory management or a memory tool is attached: its memory is then
+/// segments that are neither extended nor remapped, and sleep() is refused. Of a fallback_to: that of the
+/// first resource. A tool is noticed at the first allocation. Static storage. One read of the state;
+/// thread-safe.
 template <class Resource>
 [[nodiscard]] char const* allocator_backend(Resource const& memory) noexcept {
   static_assert(reachable<Resource, pool_call::allocator_backend>,

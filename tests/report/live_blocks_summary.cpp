@@ -76,5 +76,5 @@ TEST_CASE("live_blocks_summary reports more frees than allocations", "[report][l
   auto counted = one | tracked{};
   void* const p = one.allocate({}, 100);
   counted.deallocate({}, p, 100);
-  CHECK(live_blocks_summary(counted).substr(0, 42) == "more blocks were freed than allocated; add");
+  CHECK(live_blocks_summary(counted).substr(0, 35) == "more was freed than allocated; add ");
 }

@@ -67,6 +67,14 @@ struct expected_numbers {
       requested_bytes[g].add(sign * static_cast<std::int64_t>(bytes));
     }
   }
+  /// @param rounded, requested  by how much a block has become longer, which has `bytes` now
+  void extend(std::size_t bytes, std::size_t rounded, std::size_t requested) noexcept {
+    std::size_t const group = bytes <= std::size_t{1} << 20 ? 1 : 2;
+    for (std::size_t const g : {std::size_t{0}, group}) {
+      allocated_bytes[g].add(static_cast<std::int64_t>(rounded));
+      requested_bytes[g].add(static_cast<std::int64_t>(requested));
+    }
+  }
   template <class F>
   void each(F const& f) {
     for (auto* kind : {&allocations, &allocated_bytes, &requested_bytes}) {
@@ -225,6 +233,27 @@ class model {
     if (!several_threads) count_most(pool, bytes, rounded, -1);
     for (expected_scope* s : scopes_[pool]) s->current -= static_cast<std::int64_t>(rounded);
     blocks_.erase(it);
+  }
+  /// It stays one block, and is no other allocation.
+  void extended(unsigned pool, void* p, std::size_t bytes, std::size_t more, std::size_t alignment) {
+    auto const it = blocks_.find(reinterpret_cast<std::uintptr_t>(p));
+    if (it == blocks_.end() || it->second.pool != pool || it->second.bytes != bytes)
+      return found_.push_back(text("%p (%zu bytes) was extended, but is no such block", p, bytes));
+    std::size_t const rounded = expected_block(bytes + more, alignment);
+    std::size_t const added = rounded - it->second.rounded;
+    if (auto const next = std::next(it); next != blocks_.end() && next->first < it->first + rounded)
+      overlap(p, bytes + more, *next);
+    it->second.bytes += more;
+    it->second.rounded = rounded;
+    live_[pool] += added;
+    numbers_[pool].extend(bytes + more, added, more);
+    most_[pool].extend(bytes + more, added, more);
+    for (expected_scope* s : scopes_[pool]) {
+      s->current += static_cast<std::int64_t>(added);
+      s->peak = std::max(s->peak, s->current);
+      s->most_current += static_cast<std::int64_t>(added);
+      s->most_peak = std::max(s->most_peak, s->most_current);
+    }
   }
   void refused(unsigned pool) noexcept { ++numbers_[pool].ooms; }
   [[nodiscard]] held_addresses& held() noexcept { return held_; }

@@ -21,6 +21,9 @@ struct witness {
   /// Called before the pool receives the block.
   virtual void returned(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
                         std::size_t alignment) = 0;
+  /// Called after a block has become longer.
+  virtual void extended(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                        std::size_t alignment) = 0;
   virtual void refused(unsigned pool) = 0;
   /// Called before the pool is asked for a block, and after it has received one: between these and the calls
   /// above, other threads run.
@@ -96,7 +99,6 @@ class witnessed_layer {
     options_.who->taken_back(options_.pool, bytes, alignment);
   }
 
-  /// The longer block is another one.
   bool extend(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t more, std::size_t alignment)
     requires requires(Upstream& below) { below.extend(stream, p, bytes, more, alignment); }
   {
@@ -112,9 +114,8 @@ class witnessed_layer {
       options_.who->unanswered(options_.pool, bytes + more, alignment);
       return false;
     }
-    options_.who->returned(options_.pool, stream, p, bytes, alignment);
-    options_.who->given(options_.pool, stream, p, bytes + more, alignment);
-    options_.who->taken_back(options_.pool, bytes, alignment);
+    options_.who->extended(options_.pool, stream, p, bytes, more, alignment);
+    options_.who->unanswered(options_.pool, bytes + more, alignment);
     return true;
   }
 

@@ -241,6 +241,13 @@ class world final : public witness {
     machine_.freed(p, bytes, owner_stream(stream));
     if (in_capture::of() != 0) hold(p, bytes, alignment);
   }
+  void extended(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                std::size_t alignment) override {
+    outside_library const now;
+    model_.extended(pool, p, bytes, more, alignment);
+    machine_.freed(p, bytes, owner_stream(stream));
+    machine_.allocated(p, bytes + more, owner_stream(stream));
+  }
   void refused(unsigned pool) override {
     outside_library const now;
     model_.refused(pool);

@@ -134,8 +134,9 @@ class arena final : public amrex::Arena {
   [[nodiscard]] std::size_t bytes_of(void* p) {
     std::lock_guard const guard(mutex_);
     auto const found = live_.find(p);
-    if (found == live_.end()) amrex::Abort("tarn_amrex::arena::alloc_in_place: unknown pointer");
-    return found->second->bytes;
+    if (found != live_.end()) return found->second->bytes;
+    amrex::Abort("tarn_amrex::arena::alloc_in_place: unknown pointer");
+    return 0;
   }
   /// Gives the pool what host functions freed: the device has finished with it.
   void collect() noexcept {

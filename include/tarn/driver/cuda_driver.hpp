@@ -563,17 +563,24 @@ class basic_cuda_driver {
     return on_device("cudaMallocFromPoolAsync", device_for(stream),
                      [&] { return cudaMallocFromPoolAsync(&p, bytes, pool, reach(stream)); });
   }
-  /// Finds the pool of pinned or managed memory, and lets the device access that of pinned memory, which CUDA
-  /// does not by itself.
+  /// Finds the pool of pinned or managed memory, and lets all devices access that of pinned memory, as they
+  /// access other pinned memory. CUDA lets none by itself.
   status open_memory_pool(async_memory memory) const noexcept {
     cudaMemPool_t pool = nullptr;
     status const s = default_pool(memory, pool);
     if (!s.ok() || memory != async_memory::pinned) return s;
-    cudaMemAccessDesc access{};
-    access.location.type = cudaMemLocationTypeDevice;
-    access.location.id = device_;
-    access.flags = cudaMemAccessFlagsProtReadWrite;
-    return on_device("cudaMemPoolSetAccess", device_, [&] { return cudaMemPoolSetAccess(pool, &access, 1); });
+    return on_device("cudaMemPoolSetAccess", device_, [&] {
+      int count = 0;
+      cudaError_t result = cudaGetDeviceCount(&count);
+      for (int device = 0; device < count && result == cudaSuccess; ++device) {
+        cudaMemAccessDesc access{};
+        access.location.type = cudaMemLocationTypeDevice;
+        access.location.id = device;
+        access.flags = cudaMemAccessFlagsProtReadWrite;
+        result = cudaMemPoolSetAccess(pool, &access, 1);
+      }
+      return result;
+    });
   }
   status free_async(void* p, stream_ref stream) const noexcept {
     return on_device("cudaFreeAsync", device_for(stream), [&] { return cudaFreeAsync(p, reach(stream)); });

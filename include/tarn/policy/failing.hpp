@@ -58,7 +58,7 @@ class failing_layer : public resource_adaptor<failing_layer<Upstream>, Upstream>
   }
   /// Whether an allocation was refused here.
   [[nodiscard]] bool has_failed() const noexcept {
-    return is_from_first(calls_.load(std::memory_order_relaxed));
+    return options_.times != 0 && is_from_first(calls_.load(std::memory_order_relaxed));
   }
 
  private:

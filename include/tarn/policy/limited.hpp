@@ -111,7 +111,8 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
     next.deallocate(r, p);
     this->budget_.give(counted(r));
   }
-  /// False if the limit would be exceeded.
+  /// False if the limit would be exceeded. While the layers below are asked, the bytes are taken: another
+  /// thread may be refused memory meanwhile, though they answer no.
   [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
     request longer = r;
     longer.bytes += more;

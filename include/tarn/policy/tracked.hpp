@@ -118,14 +118,14 @@ class tracked_layer {
     upstream_.deallocate_at(stream, p, bytes, alignment);
   }
 
-  /// Counts a block that becomes longer as freed and allocated again.
+  /// Counts what a block becomes longer by. It stays one block, and is no other allocation.
   [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
                             std::size_t alignment)
     requires has_extend<Upstream>
   {
     if (!upstream_.extend(stream, p, bytes, more, alignment)) return false;
-    numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
-    numbers_.count_allocation(rounded(bytes + more, alignment), bytes + more, group_of(bytes + more));
+    numbers_.count_extension(rounded(bytes + more, alignment) - rounded(bytes, alignment), more,
+                             group_of(bytes + more));
     return true;
   }
 

@@ -76,6 +76,16 @@ class tracked_numbers {
         !slots_[its.index].deallocate(generation(), r, q)) [[unlikely]]
       count_slowly(r, q, true, group);
   }
+  /// Counts what one block becomes longer by, in one step: no reader sees the block gone.
+  TARN_NOINLINE void count_extension(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    if (this_thread_place.table == nullptr && table_ != nullptr) place_holder::take();
+    lock_.run({{0, static_cast<std::int64_t>(rounded), static_cast<std::int64_t>(requested)},
+               false,
+               my_place(),
+               thread_number_place(),
+               group},
+              applier{*this});
+  }
   /// Counts a change as the thread that it names would.
   void count(tracked_update const& u) noexcept {
     if (u.group == block_group::smaller) {
@@ -221,7 +231,7 @@ class tracked_numbers {
       if (!is_of(*m, u.thread)) continue;
       m->current += u.is_free ? -u.by[1] : u.by[1];
       m->peak = max_of(m->peak, m->current);
-      m->allocations += u.is_free ? 0 : 1;
+      m->allocations += u.is_free ? 0 : u.by[0];
     }
     if (!in_slot && owner_ == u.place) {  // as nothing else has changed, this is enough
       if (u.place == common) return u.is_free ? void() : raise_peaks();

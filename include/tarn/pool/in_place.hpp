@@ -43,6 +43,7 @@ class in_place {
     std::size_t const now = rounded_bytes(bytes, alignment);
     std::size_t const wanted = rounded_bytes(bytes + more, alignment);
     if (wanted == now) return true;
+    misuse_report const last = heap_.misuse_at_end();
     if (zone_of(wanted) != zone_of(now)) return false;
     if (zone_of(now) == zone::larger) put_cached_large(id, stream);
     hot_lock held = heap_.lock_hot();

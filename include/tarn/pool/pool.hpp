@@ -199,9 +199,10 @@ class pool {
 
   /// Makes a live block longer where it is, if the memory behind it is free for work on `stream` at once. The
   /// new bytes are for that stream. From then on the block has `bytes + more` bytes, and is freed with them.
-  /// Returns whether it did: not if the block is small (below 32 KiB) or grows past 1 MiB from below, lies in
-  /// a view, or is of a graph; not for a captured stream, under a tool, or asleep. Contents stay. Makes no
-  /// driver call but to identify the stream. O(1)
+  /// Returns whether it did: always where the longer size rounds to the same block; otherwise not if the
+  /// block is small (below 32 KiB) or grows past 1 MiB from below, lies in a view, or is of a graph; not for
+  /// a stream captured in a scope, under a tool, or asleep. Contents stay. Makes no driver call but to
+  /// identify the stream. O(1)
   /// @param bytes, alignment  those of the block
   /// @throws misuse  no block starts at `p`; std::bad_alloc, cuda_error. Nothing has changed
   [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,

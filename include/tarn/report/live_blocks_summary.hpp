@@ -46,8 +46,8 @@ template <class Resource>
     }
   }
   if (blocks == 0) return {};
-  if (blocks < 0)
-    return "more blocks were freed than allocated; add | tarn::checked{} to find the double free";
+  if (blocks < 0 || bytes < 0)
+    return "more was freed than allocated; add | tarn::checked{} to find the double free or the wrong size";
   message<64> first;
   first.add_number(static_cast<std::uint64_t>(blocks)).add(blocks == 1 ? " block with " : " blocks with ");
   first.add_bytes(static_cast<std::uint64_t>(bytes)).add(blocks == 1 ? " is live" : " are live");

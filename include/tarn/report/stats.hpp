@@ -175,12 +175,13 @@ template <class Resource>
 }
 
 /// Returns where the nearest pool's memory comes from, as torch.cuda.get_allocator_backend() does: "pages"
-/// (mapped pages of cuda_pages), "cudaMalloc", "cudaMallocAsync", "cudaHostAlloc", "cudaHostRegister",
-/// "cudaMallocManaged" or "operator new"; "blocks" if a source of your own does not report it. A device_pool
-/// returns "pages", and "cudaMalloc" where the device has no virtual memory management or a memory tool is
-/// attached: its memory is then segments that are neither extended nor remapped, and sleep() is refused. Of a
-/// fallback_to: that of the first resource. A tool is noticed at the first allocation. Static storage. One
-/// read of the state; thread-safe.
+/// (mapped pages of cuda_pages), "cudaMalloc", "cudaMallocAsync", "cudaMallocFromPoolAsync, pinned",
+/// "cudaMallocFromPoolAsync, managed", "cudaHostAlloc", "cudaHostRegister", "cudaMallocManaged" or "operator
+/// new"; "blocks" if a source of your own does not report it. A device_pool returns "pages", and "cudaMalloc"
+/// where the device has no virtual memory management or a memory tool is attached: its memory is then
+/// segments that are neither extended nor remapped, and sleep() is refused. Of a fallback_to: that of the
+/// first resource. A tool is noticed at the first allocation. Static storage. One read of the state;
+/// thread-safe.
 template <class Resource>
 [[nodiscard]] char const* allocator_backend(Resource const& memory) noexcept {
   static_assert(reachable<Resource, pool_call::allocator_backend>,

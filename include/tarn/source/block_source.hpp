@@ -140,13 +140,15 @@ class block_source {
   /// allocate_sync().
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
-    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D>)
+    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D> &&
+             !has_property<Calls, host_accessible>)
   {
     return detail::take_plain_block(driver_, bytes);
   }
   /// Frees such a block; no work uses it any more.
   void deallocate_plain(void* p, std::size_t) noexcept
-    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D>)
+    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D> &&
+             !has_property<Calls, host_accessible>)
   {
     detail::give_plain_block(driver_, p);
   }

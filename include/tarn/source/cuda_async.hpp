@@ -33,9 +33,10 @@ struct async_calls_of {
         return "cudaMallocAsync (no memory pools on this device; use cuda_malloc | pooled, or device_pool)";
     }
     if constexpr (!of_device) {
-      if (driver.open_memory_pool(Memory).kind == failure::unsupported)
-        return "cudaMemGetDefaultMemPool (no pools of this memory: CUDA before 13, or the device; use "
-               "pinned_host | pooled or managed | pooled)";
+      if (!driver.open_memory_pool(Memory).ok())
+        return "cudaMemGetDefaultMemPool (no pools of this memory that the devices can access: CUDA before "
+               "13, or "
+               "the device; use pinned_host | pooled or managed | pooled)";
     }
     return nullptr;
   }
@@ -108,7 +109,7 @@ using basic_async = block_source<D, async_calls>;
 /// Stream-ordered memory from the process's default pools of pinned and of managed memory, for one device:
 /// streams of other devices are refused. CUDA 13 and later; before, and on devices without such pools, the
 /// constructor throws cuda_error of kind `unsupported`: use `pinned_host{} | pooled{}` or `managed{} |
-/// pooled{}`. The constructor lets the device access the pool of pinned memory. CUDA's pools return their
+/// pooled{}`. The constructor lets all devices access the pool of pinned memory. CUDA's pools return their
 /// memory at each synchronisation, unless their release threshold was set. Like that of any pool, memory
 /// allocated on a stream may still be in use by earlier work of it: the host waits for the stream before it
 /// writes.
