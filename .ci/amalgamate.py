@@ -81,15 +81,20 @@ elif version.read_text() != current:
 head = ["// SPDX-License-Identifier: Apache-2.0", "#pragma once"]
 core_seen = set()
 core = list(head) + ["// tarn in one file, made by .ci/amalgamate.py from include/tarn. Do not edit."]
-expand("tarn/tarn.hpp", core_seen, core, closure("tarn/tarn.hpp", set(), False))
-files = {"tarn.hpp": core}
 extras = sorted(p.name for p in (include / "tarn").glob("*.hpp") if p.name not in ("tarn.hpp", "version.hpp", "fwd.hpp"))
+always = closure("tarn/tarn.hpp", set(), False)
+# What tarn.hpp has inside an #if, and another header needs always, is in both of them, and read once; not what is CUDA's.
+partial = {h for h in closure("tarn/tarn.hpp", set(), True) - always if not pathlib.Path(h).name.startswith("cuda_")}
+partial &= set().union(*(closure(f"tarn/{extra}", set(), False) for extra in extras))
+expand("tarn/tarn.hpp", core_seen, core, always, partial)
+core_seen -= partial
+files = {"tarn.hpp": core}
 # What two opt-in headers need, and tarn.hpp does not, is in both of them, and read once.
 needs = {extra: closure(f"tarn/{extra}", set(), True) - core_seen for extra in extras}
 shared = {name for extra in extras for name in needs[extra] if sum(name in other for other in needs.values()) > 1}
 for extra in extras:
     lines = list(head) + [f"// tarn/{extra} over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.", '#include "tarn.hpp"']
-    expand(f"tarn/{extra}", set(core_seen), lines, closure(f"tarn/{extra}", set(), False), shared)
+    expand(f"tarn/{extra}", set(core_seen), lines, closure(f"tarn/{extra}", set(), False), shared | partial)
     files[extra] = lines
 
 for name, lines in files.items():

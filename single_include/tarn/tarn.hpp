@@ -4060,6 +4060,8 @@ class cuda_memory_tool {
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/driver/meminfo.hpp
+#ifndef TARN_SINGLE_DRIVER_MEMINFO_HPP
+#define TARN_SINGLE_DRIVER_MEMINFO_HPP
 // The free memory of an integrated GPU, which shares the host's memory: what the host reports as available in
 // /proc/meminfo.
 
@@ -4106,7 +4108,10 @@ inline void use_available([[maybe_unused]] std::size_t total, [[maybe_unused]] s
 }
 
 }  // namespace TARN_NAMESPACE::detail
+#endif  // TARN_SINGLE_DRIVER_MEMINFO_HPP
 // ---- tarn/driver/nvml.hpp
+#ifndef TARN_SINGLE_DRIVER_NVML_HPP
+#define TARN_SINGLE_DRIVER_NVML_HPP
 // NVML, NVIDIA's management library, which reports a device's memory by process. It is loaded at run time if
 // present, never linked. The few calls needed are declared here, from the documented ABI. Uses no CUDA names.
 
@@ -4383,6 +4388,7 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
 }
 
 }  // namespace TARN_NAMESPACE::detail
+#endif  // TARN_SINGLE_DRIVER_NVML_HPP
 
 namespace TARN_NAMESPACE {
 
