@@ -25,7 +25,7 @@ cases = {
     "<thrust/device_vector.h>": (with_cuda, "#include <thrust/device_vector.h>\n"),
 }
 # A little above what was measured. The aims are 1.5 and 0.6.
-most = {base: ("<tarn/tarn.hpp> without CUDA", 1.9), "<thrust/device_vector.h>": ("<tarn/tarn.hpp> with CUDA", 0.73)}
+most = {base: ("<tarn/tarn.hpp> without CUDA", 2.0), "<thrust/device_vector.h>": ("<tarn/tarn.hpp> with CUDA", 0.73)}
 
 
 def user_seconds(flags, source):

@@ -1001,7 +1001,7 @@ template <class T>
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/mutex.hpp
-// mutex and scoped_lock: std::mutex and std::unique_lock without the header mutex, which also brings <chrono>
+// mutex and scoped_lock: std::mutex and std::unique_lock without the header mutex, which also brings chrono
 // and costs a compiler 25 ms.
 
 #include <pthread.h>

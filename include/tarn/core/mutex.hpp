@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// mutex and scoped_lock: std::mutex and std::unique_lock without the header mutex, which also brings <chrono>
+// mutex and scoped_lock: std::mutex and std::unique_lock without the header mutex, which also brings chrono
 // and costs a compiler 25 ms.
 
 #include <pthread.h>
