@@ -154,6 +154,25 @@ TEST_CASE("allocate and deallocate look at as much whatever is live and free", "
   }
 }
 
+TEST_CASE("extend looks at as much whatever is live and free, and makes no call", "[costs][pool][extend]") {
+  check_growth(growth::none, growth::none, 256, [&](std::size_t n) {
+    device d;
+    auto memory = sim_pages{d.driver} | pooled{};
+    auto kept = checkerboard(memory, d.stream, n, 3_MiB);
+    void* const p = kept.back();
+    kept.pop_back();
+    bool extended = memory.extend(d.stream, p, 3_MiB, 512);  // after it the tables have room
+    CHECK(extended);
+    cost const c =
+        cost_of(d.machine, [&] { extended = memory.extend(d.stream, p, 3_MiB + 512, 1_MiB - 512); });
+    CHECK(extended);
+    CHECK(c.calls == 0);
+    memory.deallocate(d.stream, p, 4_MiB);
+    free_all(memory, d.stream, kept, 3_MiB);
+    return c;
+  });
+}
+
 TEST_CASE("allocate that creates a handle or a segment looks at as much whatever is live", "[costs][pool]") {
   auto const measure = [](auto const& source, pooled const& options, std::size_t n) {
     device d;
