@@ -79,6 +79,21 @@ TEST_CASE("element_reader makes two driver calls for a read and allocates nothin
   CHECK(plan.calls() - before == 2);
 }
 
+TEST_CASE("element_reader leaves no copy behind that it could not wait for", "[transfer][element_reader]") {
+  sim_machine const machine;
+  fault_plan const plan;
+  faulty_driver const driver(machine.driver(), plan);
+  basic_stream<faulty_driver> const stream(driver);
+  auto buffer = make_device_buffer<float>(basic_pages<faulty_driver>(driver) | pooled{}, 10, stream);
+  buffer.zero();
+  element_reader<float, faulty_pinned> reader{faulty_pinned(driver)};
+  REQUIRE(machine.driver().launch(stream, 1'000'000'000).ok());
+  plan.fail(driver_call::synchronize_stream, 1);
+  CHECK_THROWS_AS(reader.element(buffer, 0), cuda_error);
+  CHECK(machine.now() >= 1'000'000'000);
+  CHECK(reader.element(buffer, 0) == 0.0F);
+}
+
 TEST_CASE("element_reader without pinned memory, or whose driver fails, leaks nothing",
           "[transfer][element_reader]") {
   sim_machine const machine;

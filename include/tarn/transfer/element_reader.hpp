@@ -9,6 +9,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/stream.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/stream.hpp"
@@ -51,7 +52,12 @@ class element_reader {
     }
     auto const& driver = buffer.resource().driver();
     detail::order_streams(driver, stream, buffer.stream(), where);
-    tarn::copy_sync(driver, buffer.span().subspan(index, 1), slots_[0], stream, where);
+    try {
+      tarn::copy_sync(driver, buffer.span().subspan(index, 1), slots_[0], stream, where);
+    } catch (cuda_error const&) {
+      (void)detail::wait_for_all_work(driver);  // the copy may still write, over the element of a later call
+      throw;
+    }
     return slots_[0][0];
   }
 
