@@ -44,6 +44,7 @@ void say(char const* what, std::uint64_t seed) {
 struct no_witness final : witness {
   void given(unsigned, tarn::stream_ref, void*, std::size_t, std::size_t) override {}
   void returned(unsigned, tarn::stream_ref, void*, std::size_t, std::size_t) override {}
+  void extended(unsigned, tarn::stream_ref, void*, std::size_t, std::size_t, std::size_t) override {}
   void refused(unsigned) override { refusals.fetch_add(1, std::memory_order_relaxed); }
   std::atomic<std::uint64_t> refusals{0};
 };
