@@ -166,7 +166,7 @@ def jobs_of(page):
 bad = 0
 for line in (root / "README.md").read_text().splitlines():
     for cell in line.split("|")[1:-1] if line.startswith("|") else []:
-        if len(cell.split()) > 15:
+        if len(re.sub(r"<!--.*?-->", "", cell).split()) > 15:
             bad += 1
             print(f"README.md: this cell has more than 15 words: {cell.strip()}")
 pages = sorted([*root.glob("*.md"), *root.glob("*/*.md")])
