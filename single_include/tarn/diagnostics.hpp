@@ -46,20 +46,7 @@ class tag_names {
   static constexpr std::size_t longest = 63;
 
   /// Returns the number of a name and adds it if it is new; wait-free for a known name.
-  [[nodiscard]] std::uint32_t number_of(std::string_view name) noexcept {
-    name = detail::text_prefix(name.substr(0, name.find('\0')), longest);
-    if (name.empty()) return 0;
-    std::uint32_t at = home(name);
-    if (std::uint32_t const known = find(name, at); known != 0) return known;
-    static held_at_fork<spin_lock> const member{lock_};  // all threads share one table
-    scoped_lock const guard(lock_);
-    if (std::uint32_t const known = find(name, at); known != 0) return known;
-    if (count_ == most - 2) return most - 1;
-    std::uint32_t const made = ++count_;
-    for (std::size_t i = 0; i < name.size(); ++i) texts_[made][i] = name[i];
-    slots_[at].store(static_cast<std::uint16_t>(made), std::memory_order_release);
-    return made;
-  }
+  [[nodiscard]] std::uint32_t number_of(std::string_view name) noexcept;
   [[nodiscard]] char const* name_of(std::uint32_t number) const noexcept {
     if (number == 0) return "untagged";
     return number < most - 1 ? texts_[number] : "other tags";
@@ -89,6 +76,21 @@ class tag_names {
   std::uint32_t count_ = 0;
 };
 inline constinit tag_names known_tags{};
+
+inline std::uint32_t tag_names::number_of(std::string_view name) noexcept {
+  name = detail::text_prefix(name.substr(0, name.find('\0')), longest);
+  if (name.empty()) return 0;
+  std::uint32_t at = home(name);
+  if (std::uint32_t const known = find(name, at); known != 0) return known;
+  static held_at_fork<spin_lock> const member{known_tags.lock_};  // all threads share this table
+  scoped_lock const guard(lock_);
+  if (std::uint32_t const known = find(name, at); known != 0) return known;
+  if (count_ == most - 2) return most - 1;
+  std::uint32_t const made = ++count_;
+  for (std::size_t i = 0; i < name.size(); ++i) texts_[made][i] = name[i];
+  slots_[at].store(static_cast<std::uint16_t>(made), std::memory_order_release);
+  return made;
+}
 
 }  // namespace detail
 

@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_54dd8a97
+#define TARN_NAMESPACE tarn::inline v0_2_0_4e856a0d
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -22370,8 +22370,13 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
   TARN_ALWAYS_INLINE auto within_budget(std::size_t counted, request const& r, Allocate const& allocate) {
     if (!budget_.take(counted)) [[unlikely]]
       refuse(r);
+    return or_give(counted, allocate);
+  }
+  /// Runs `act`, and gives what was taken for it back if it throws.
+  template <class Act>
+  TARN_ALWAYS_INLINE auto or_give(std::size_t counted, Act const& act) {
     try {
-      return allocate();
+      return act();
     } catch (...) {
       budget_.give(counted);
       throw;
@@ -22417,13 +22422,7 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
     if (longer.bytes < more) return false;
     std::size_t const added = counted(longer) - counted(r);
     if (!this->budget_.take(added)) return false;
-    bool extended = false;
-    try {
-      extended = next.extend(r, p, more);
-    } catch (...) {
-      this->budget_.give(added);
-      throw;
-    }
+    bool const extended = this->or_give(added, [&] { return next.extend(r, p, more); });
     if (!extended) this->budget_.give(added);
     return extended;
   }
@@ -23532,8 +23531,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       detail::breach breach;
       std::size_t written = b.bytes;
       {
-        detail::scoped_lock const guard(
-            mutex_);  // held, so that the block is not given back while it is read
+        // Held, so that the block is not given back while it is read.
+        detail::scoped_lock const guard(mutex_);
         detail::block_record const* const now = history_.find(b.p);
         if (now == nullptr || now->state != b.state || now->allocated.call != b.allocated.call) continue;
         if (b.state == detail::block_state::live) {

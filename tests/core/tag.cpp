@@ -115,7 +115,7 @@ TEST_CASE("tag of the same name is the same on all threads", "[core][tag][thread
 }
 
 TEST_CASE("tag_names gives all names beyond its capacity one tag", "[core][tag]") {
-  tag const first("a name of the process");  // fork() holds the lock of the table that is used first
+  tag const first("a name of the process");
   auto const names = std::make_unique<detail::tag_names>();  // separate from the process's names
   std::uint32_t last = 0;
   for (int i = 0; i < 1022; ++i) {

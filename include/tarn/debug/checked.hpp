@@ -187,8 +187,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       detail::breach breach;
       std::size_t written = b.bytes;
       {
-        detail::scoped_lock const guard(
-            mutex_);  // held, so that the block is not given back while it is read
+        // Held, so that the block is not given back while it is read.
+        detail::scoped_lock const guard(mutex_);
         detail::block_record const* const now = history_.find(b.p);
         if (now == nullptr || now->state != b.state || now->allocated.call != b.allocated.call) continue;
         if (b.state == detail::block_state::live) {

@@ -72,8 +72,13 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
   TARN_ALWAYS_INLINE auto within_budget(std::size_t counted, request const& r, Allocate const& allocate) {
     if (!budget_.take(counted)) [[unlikely]]
       refuse(r);
+    return or_give(counted, allocate);
+  }
+  /// Runs `act`, and gives what was taken for it back if it throws.
+  template <class Act>
+  TARN_ALWAYS_INLINE auto or_give(std::size_t counted, Act const& act) {
     try {
-      return allocate();
+      return act();
     } catch (...) {
       budget_.give(counted);
       throw;
@@ -119,13 +124,7 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
     if (longer.bytes < more) return false;
     std::size_t const added = counted(longer) - counted(r);
     if (!this->budget_.take(added)) return false;
-    bool extended = false;
-    try {
-      extended = next.extend(r, p, more);
-    } catch (...) {
-      this->budget_.give(added);
-      throw;
-    }
+    bool const extended = this->or_give(added, [&] { return next.extend(r, p, more); });
     if (!extended) this->budget_.give(added);
     return extended;
   }
