@@ -33,19 +33,30 @@
 
 namespace TARN_NAMESPACE::detail {
 
+#if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
+#define TARN_HAS_MEMBARRIER 1
+#else
+#define TARN_HAS_MEMBARRIER 0
+#endif
+
+/// What the kernel said of barriers on other cores: the number of the process that may have them; below zero:
+/// that of one that may not. 0: not asked yet.
+inline constinit std::atomic<std::int64_t> remote_barrier_answer{0};
+/// The kernel let the process register, and refused a barrier later (a seccomp filter came between).
+inline constinit std::atomic<bool> remote_barrier_refused{false};
+
 /// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a
 /// process that already has threads, registering waits for all of them to pass the scheduler, 17 ms on a
 /// machine of 16 cores with CUDA running. Not a static with a guard: a child forked meanwhile would wait for
 /// the registering thread, which it does not have. A forked child asks again: not every kernel keeps the
 /// registration.
 inline bool has_remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
-  static constinit std::atomic<std::int64_t> answer{0};  // the number of the process; below zero: no
+#if TARN_HAS_MEMBARRIER
   auto const yes = static_cast<std::int64_t>(at_fork::process());
-  std::int64_t known = answer.load(std::memory_order_relaxed);
+  std::int64_t known = remote_barrier_answer.load(std::memory_order_relaxed);
   if (known != yes && known != -yes) {  // several threads may ask at once, and get the same answer
     known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : -yes;
-    answer.store(known, std::memory_order_relaxed);
+    remote_barrier_answer.store(known, std::memory_order_relaxed);
   }
   return known == yes;
 #else
@@ -53,13 +64,17 @@ inline bool has_remote_barrier() noexcept {
 #endif
 }
 
-/// Makes every thread of the process execute a full barrier before it returns.
+/// Makes every thread of the process execute a full barrier before it returns. Where the kernel refuses what
+/// it had promised, it waits 1 ms instead: what an owner stored before is visible to this core by then, since
+/// no core holds a store back for a microsecond. Locks that are made from then on execute the fence.
 inline void remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier)
+#if TARN_HAS_MEMBARRIER
   if (has_remote_barrier()) {
-    (void)syscall(__NR_membarrier, 1 << 3 /* PRIVATE_EXPEDITED */, 0, 0);
-    return;
+    if (syscall(__NR_membarrier, 1 << 3 /* PRIVATE_EXPEDITED */, 0, 0) == 0) return;
+    remote_barrier_refused.store(true, std::memory_order_relaxed);
+    remote_barrier_answer.store(-static_cast<std::int64_t>(at_fork::process()), std::memory_order_relaxed);
   }
+  if (remote_barrier_refused.load(std::memory_order_relaxed)) ::usleep(1000);
 #endif
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
