@@ -69,3 +69,8 @@
 
 #include "tarn/report/stats.hpp"
 #include "tarn/report/summary.hpp"
+
+#if !TARN_HAS_CUDA && !defined(TARN_NO_CUDA)
+#pragma message( \
+        "tarn: CUDA's headers were not found: add their folder (-I/usr/local/cuda/include), or include <tarn/sim.hpp>, which simulates a GPU (sim_pool). Define TARN_NO_CUDA where neither is wanted")
+#endif

@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_bad581f4
+#define TARN_NAMESPACE tarn::inline v0_2_0_ffe290ac
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -26269,3 +26269,8 @@ template <class Resource>
 }
 
 }  // namespace TARN_NAMESPACE
+
+#if !TARN_HAS_CUDA && !defined(TARN_NO_CUDA)
+#pragma message( \
+        "tarn: CUDA's headers were not found: add their folder (-I/usr/local/cuda/include), or include <tarn/sim.hpp>, which simulates a GPU (sim_pool). Define TARN_NO_CUDA where neither is wanted")
+#endif
