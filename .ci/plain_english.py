@@ -56,7 +56,7 @@ STYLE = re.compile(r"""'[^'\n]*'|"[^"\n]*"|(?P<comment>/\*(?:.|\n)*?\*/)""")
 C_LIKE = {".hpp": TOKENS, ".cpp": TOKENS, ".cu": TOKENS, ".h": TOKENS, ".js": SCRIPT, ".css": STYLE}
 LINES = (".md", ".html", ".sh", ".txt", ".cmake", ".in", ".yml", "")
 # Not ours, recorded, or generated from files that are read.
-LEFT_OUT = re.compile(r"(^|/)(build[^/]*|\.git|\.venv|\.gpu-deps|\.gpu-mpi|third_party)/|^bench/results/|^single_include/|^LICENSE$|timeline_page\.hpp$|/corpus/|\.ci/plain_english\.py$")
+LEFT_OUT = re.compile(r"(^|/)(build[^/]*|\.git|\.venv|\.gpu-deps|\.gpu-mpi|third_party)/|^bench/results/|^single_include/|^LICENSE$|^LICENSES/|timeline_page\.hpp$|/corpus/|\.ci/plain_english\.py$")
 
 
 def texts_of_source(text, tokens):
