@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Every error of tarn: by which types it is caught, and the place that it
-// names. tests/architecture/check.py finds a type that is missing here.
+// SPDX-License-Identifier: Apache-2.0
+// Every error of tarn: by which types it is caught, and the place that it names.
+// tests/architecture/check.py finds a type that is missing here.
 
 #include <exception>
 #include <new>
