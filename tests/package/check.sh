@@ -19,6 +19,14 @@ quietly cmake --install "$work/tarn" --prefix "$work/prefix"
 other=$(find "$work/prefix/include" ! -name '*.hpp' ! -type d)
 [ -e "$work/prefix/share/tarn/tarn_gdb.py" ] || { echo "FAILED: gdb's pretty printers were not installed"; exit 1; }
 [ -z "$other" ] || { echo "FAILED: files other than headers were installed: $other"; exit 1; }
+cmp -s "$source/LICENSE" "$work/prefix/share/doc/tarn/LICENSE" || { echo "FAILED: the licence was not installed"; exit 1; }
+# A package for all architectures may have nothing there.
+[ ! -e "$work/prefix/lib" ] || { echo "FAILED: files were installed to lib/"; exit 1; }
+# Another folder for headers, and a prefix that is moved after the installation.
+quietly cmake -S "$source" -B "$work/tarn" -DTARN_BUILD_TESTS=OFF -DTARN_BUILD_EXAMPLES=OFF -DTARN_BUILD_BENCH=OFF \
+  -DCMAKE_INSTALL_INCLUDEDIR=include/elsewhere
+quietly cmake --install "$work/tarn" --prefix "$work/before"
+mv "$work/before" "$work/moved"
 
 # try WAY PROJECT PROGRAM ARGUMENTS...: configures, builds and runs it.
 try() {
@@ -44,6 +52,7 @@ for compiler in "$own" clang++; do
   try "fetched, $name" "$consumer" consumer -DCMAKE_CXX_COMPILER="$compiler" -DTARN_SOURCE="$source" -DCMAKE_DISABLE_FIND_PACKAGE_tarn=ON
   try "folder, $name" "$source/tests/package" user -DCMAKE_CXX_COMPILER="$compiler" -DTARN_SOURCE="$source"
 done
+try "moved, headers elsewhere" "$consumer" consumer -DCMAKE_CXX_COMPILER="$own" -DCMAKE_PREFIX_PATH="$work/moved" -DTARN_SOURCE=/nonexistent
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
 if [ -n "$nvcc" ]; then
   try "folder, as CUDA" "$source/tests/package" user -DTARN_SOURCE="$source" -DUSER_CUDA=ON -DCMAKE_CXX_COMPILER="$own" \
