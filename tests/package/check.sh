@@ -53,6 +53,16 @@ for compiler in "$own" clang++; do
   try "folder, $name" "$source/tests/package" user -DCMAKE_CXX_COMPILER="$compiler" -DTARN_SOURCE="$source"
 done
 try "moved, headers elsewhere" "$consumer" consumer -DCMAKE_CXX_COMPILER="$own" -DCMAKE_PREFIX_PATH="$work/moved" -DTARN_SOURCE=/nonexistent
+export PKG_CONFIG_PATH="$work/moved/share/pkgconfig"
+pkg_config=$(command -v pkg-config || true)
+if [ -n "$pkg_config" ]; then
+  # shellcheck disable=SC2046
+  quietly "$own" -std=c++20 "$consumer/main.cpp" $(pkg-config --cflags --libs tarn) -o "$work/by_pkg_config"
+  quietly python3 "$source/examples/compare.py" "$consumer/main.expected" "$work/by_pkg_config"
+  echo "pkg-config works"
+else
+  echo "skipped pkg-config: not installed"
+fi
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
 if [ -n "$nvcc" ]; then
   try "folder, as CUDA" "$source/tests/package" user -DTARN_SOURCE="$source" -DUSER_CUDA=ON -DCMAKE_CXX_COMPILER="$own" \
@@ -117,6 +127,14 @@ if [ -n "$nvcc" ]; then
   done
   sed "s|^find_package(tarn.*|add_subdirectory($source tarn)|" "$readme/lines.cmake" >"$readme/lines" && mv "$readme/lines" "$readme/lines.cmake"
   readme_builds "README, folder" -DAPP_LANGUAGES=CXX
+  if [ -n "$pkg_config" ]; then
+    line=$(sed -n 's/.*`\(nvcc [^`]*pkg-config[^`]*\)`.*/\1/p' "$source/README.md")
+    [ -n "$line" ] || { echo "FAILED: README has no line for pkg-config"; exit 1; }
+    mv "$readme/main.cpp" "$readme/program.cpp"
+    (cd "$readme" && PATH="$PATH:$(dirname "$nvcc")" NVCC_CCBIN="$own" && export PATH NVCC_CCBIN && quietly sh -c "$line")
+    if nvidia-smi >/dev/null 2>&1; then quietly "$readme/program"; fi
+    echo "README, pkg-config builds"
+  fi
 fi
 
 # One program of translation units with CUDA's headers and without.
