@@ -160,5 +160,17 @@ refused() {
 }
 refused "an unknown component" "REQUIRED COMPONENTS hip" "no component 'hip'" ""
 refused "the component cuda without CUDA" "REQUIRED COMPONENTS cuda" "needs CUDA 12 or later" -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
-# A later minor version may differ before 1.0, so that an older one must not pass for it.
-refused "a version that is too old" "0.99 CONFIG REQUIRED" '0\.99' ""
+# A later minor version may differ before 1.0, so that another one must not pass for it; a range takes what is in it.
+version=$(sed -n 's/^Version: //p' "$work/prefix/share/pkgconfig/tarn.pc")
+major=${version%%.*} minor=${version#*.}
+minor=${minor%.*}
+this=$major.$minor earlier=$major.$((minor - 1)) later=$major.$((minor + 1))
+refused "a later version" "$later CONFIG REQUIRED" 'requested version' ""
+refused "an earlier minor version" "$earlier CONFIG REQUIRED" 'requested version' ""
+refused "a range that ends before it" "$earlier...<$this CONFIG REQUIRED" 'requested version' ""
+refused "a range that begins after it" "$later...$major.99 CONFIG REQUIRED" 'requested version' ""
+for range in "$this" "$earlier...$version" "$this...<$major.99" "$version EXACT"; do
+  printf 'cmake_minimum_required(VERSION 3.22)\nproject(accepted NONE)\nfind_package(tarn %s CONFIG REQUIRED)\n' "$range" >"$work/CMakeLists.txt"
+  quietly cmake -S "$work" -B "$work/accepted" -DCMAKE_PREFIX_PATH="$work/prefix"
+done
+echo "its version and ranges around it are accepted"
