@@ -110,23 +110,26 @@ project(app LANGUAGES ${APP_LANGUAGES})
 add_executable(app main.cpp)
 include(lines.cmake)
 end
-# readme_builds WAY CMAKE_ARGUMENT...
+# readme_builds WAY RUNTIME CMAKE_ARGUMENT...: RUNTIME says how the program must link CUDA's runtime, Static or Shared.
 readme_builds() {
-  way=$1
-  shift
+  way=$1 runtime=$2
+  shift 2
   quietly cmake -S "$readme" -B "$work/$way" -DCMAKE_CXX_COMPILER="$own" "$@"
   quietly cmake --build "$work/$way"
+  linked=Static
+  if readelf -d "$work/$way/app" | grep -q 'NEEDED.*libcudart'; then linked=Shared; fi
+  [ $linked = "$runtime" ] || { echo "FAILED: $way linked CUDA's runtime as $linked, not as $runtime"; exit 1; }
   if nvidia-smi >/dev/null 2>&1; then quietly "$work/$way/app"; fi
-  echo "$way builds"
+  echo "$way builds, with CUDA's runtime as $linked"
 }
 if [ -n "$nvcc" ]; then
-  readme_builds "README, installed" -DAPP_LANGUAGES=CXX -DCMAKE_PREFIX_PATH="$work/prefix"
+  readme_builds "README, installed" Static -DAPP_LANGUAGES=CXX -DCMAKE_PREFIX_PATH="$work/prefix"
   for cuda_runtime in Static Shared; do
-    readme_builds "README, installed, as CUDA, $cuda_runtime" "-DAPP_LANGUAGES=CXX;CUDA" -DCMAKE_PREFIX_PATH="$work/prefix" \
+    readme_builds "README, installed, as CUDA, $cuda_runtime" $cuda_runtime "-DAPP_LANGUAGES=CXX;CUDA" -DCMAKE_PREFIX_PATH="$work/prefix" \
       -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_HOST_COMPILER="$own" -DCMAKE_CUDA_ARCHITECTURES=75 -DCMAKE_CUDA_RUNTIME_LIBRARY=$cuda_runtime
   done
   sed "s|^find_package(tarn.*|add_subdirectory($source tarn)|" "$readme/lines.cmake" >"$readme/lines" && mv "$readme/lines" "$readme/lines.cmake"
-  readme_builds "README, folder" -DAPP_LANGUAGES=CXX
+  readme_builds "README, folder" Shared -DAPP_LANGUAGES=CXX -DCMAKE_CUDA_RUNTIME_LIBRARY=Shared
   if [ -n "$pkg_config" ]; then
     line=$(sed -n 's/.*`\(nvcc [^`]*pkg-config[^`]*\)`.*/\1/p' "$source/README.md")
     [ -n "$line" ] || { echo "FAILED: README has no line for pkg-config"; exit 1; }
