@@ -3,4 +3,6 @@
 // flags: -UTARN_NO_CUDA
 #include <tarn/tarn.hpp>
 
-int main() { tarn::device_pool pool; }
+int main() {
+  tarn::device_pool pool;
+}

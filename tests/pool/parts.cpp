@@ -269,7 +269,7 @@ TEST_CASE("remote_barrier does without membarrier where a filter forbids it afte
   REQUIRE(::waitpid(child, &status, 0) == child);
   REQUIRE(WIFEXITED(status));
   if (WEXITSTATUS(status) == 77) {
-    WARN("skipped: membarrier or seccomp is not to be had here");
+    WARN("skipped: membarrier or seccomp is not available here");
   } else {
     CHECK(WEXITSTATUS(status) == 0);
   }
