@@ -4,6 +4,16 @@
 // the lock held publishes its update; the holder applies it before unlocking, so the guarded data stays in
 // one processor's cache. (Flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every update has been
 // applied when its call returns.
+//
+//   a waiting thread                         the holder
+//   update = ...                             bits = exchange(asked, 0) (acquire)
+//   asked |= its bit (release)               for each bit: apply its update, at = done (release)
+//   until at == done (acquire)               unlock (release)
+//
+// An update is read once, after it was written: its bit is set by the thread alone, and each exchange returns
+// it to one holder, which acquires what the thread released. The thread's slot is its own again once it reads
+// done, which the holder writes after its last read. No bit is forgotten: unlock() may leave one, and then
+// its thread finds the lock free, takes it, and sees its own bit or, later, done.
 
 #include <atomic>
 #include <bit>

@@ -11,9 +11,18 @@
 //   ... data ...                  ... data ...
 //   busy = 0 (release)            wanted = 0 (release)
 //
-// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of
-// wanted follows the barrier and reads the visitor's store. Without membarrier the owner executes the fence
-// itself.
+// Why both are never inside: membarrier(2) orders what each thread of the process does before a point of its
+// own, and after it, with what the caller does before and after the call. Where that point is in the owner:
+//
+//   after "busy = 1"    the store precedes the visitor's later read of busy, which sees it: the visitor waits
+//   before "busy = 1"   "wanted = 1" precedes the owner's later read of wanted, which sees it: it steps back
+//
+// The compiler barrier keeps the two statements of the owner in this order; without it the point could be
+// between a read of wanted and a later store to busy. C++ has no such barrier. Without membarrier the owner
+// stores busy once more by a sequentially consistent exchange. Then all four operations are in the one order
+// of [atomics.order], each store before the read of its own side, so that one of the reads sees the other
+// side's store. In both cases the data follows by release and acquire: busy = 0 to the visitor that reads 0,
+// wanted = 0 to the owner that reads 0.
 //
 // A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path;
 // enter() still enters it. A visitor closes it for all calls when it leaves (the pool sleeps); the owner
