@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_ffe290ac
+#define TARN_NAMESPACE tarn::inline v0_2_0_45883b1e
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -2872,11 +2872,13 @@ constexpr void for_each_layer(Layer& layer, F const& f) {
   f(layer);
 }
 
+// Not a requires-expression in the lambda: clang from 17 on refuses one that fails.
+template <class Layer>
+concept place_recorder = requires { requires Layer::records_places; };
 /// Whether a layer records the places of calls.
 template <class Layer>
 constexpr bool records_places() noexcept {
-  return any_layer<Layer>(
-      []<class L>(std::type_identity<L>) { return requires { requires L::records_places; }; });
+  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return place_recorder<L>; });
 }
 /// Sets the place of the user's call, if a layer records it.
 template <class Resource>

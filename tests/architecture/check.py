@@ -34,6 +34,8 @@ for header in sorted(include.rglob("*.hpp")):
         problems.append(f"{name}: opens namespace tarn; TARN_NAMESPACE has the version in it")
     if layer not in ("driver", "top") and re.search(r"\b(cuda[A-Z]\w*|cu[A-Z]\w+|CU[A-Z_]{3,}\w*)\s*[(&*;]|cudaError", code):
         problems.append(f"{name}: names CUDA's API; only driver/ and the interop headers may")
+    if re.search(r"\]\s*<class[^{;]*\{\s*return requires\b", code):
+        problems.append(f"{name}: a generic lambda returns a requires-expression, and clang from 17 on refuses one that fails: name a concept")
     calls = re.sub(r"^.*(requires\(|noexcept ->).*$", "", code, flags=re.M)  # not those of concepts
     behind_gate = str(name) == "driver/all_work.hpp" or name.parts[:2] == ("driver", "sim")
     if not behind_gate and re.search(r"(\.|->)(synchronize_device|record_all)\(", calls):

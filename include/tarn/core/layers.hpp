@@ -203,11 +203,13 @@ constexpr void for_each_layer(Layer& layer, F const& f) {
   f(layer);
 }
 
+// Not a requires-expression in the lambda: clang from 17 on refuses one that fails.
+template <class Layer>
+concept place_recorder = requires { requires Layer::records_places; };
 /// Whether a layer records the places of calls.
 template <class Layer>
 constexpr bool records_places() noexcept {
-  return any_layer<Layer>(
-      []<class L>(std::type_identity<L>) { return requires { requires L::records_places; }; });
+  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return place_recorder<L>; });
 }
 /// Sets the place of the user's call, if a layer records it.
 template <class Resource>
