@@ -4,7 +4,7 @@
 
 Every example, every header that a user includes (include/tarn/*.hpp) and the tests of the interop headers, with
 -Wall -Wextra -Wpedantic -Wconversion -Wshadow at -O0, -O2 and -O3, by each compiler that is installed:
-g++ 11 and 12, clang++ 14, 15 and 16, clang++ 16 with libc++, and nvcc 12.4 and 13.0. tests/package/cuda_program.cu is also run.
+g++ 11 to 16, clang++ 14 to 23, some of them with libc++, and nvcc from 12.4 on. tests/package/cuda_program.cu is also run.
 
     compile_as_user.py            each file by itself
     compile_as_user.py --short    all examples and headers in one file, by each compiler at one level, as .ci/run does
@@ -35,15 +35,9 @@ LEVELS = ["-O0", "-O2", "-O3"]
 NO_MAIN, NO_MAIN_NVCC = ["-Wno-return-type"], ["-Xcompiler=-Wno-return-type", "-diag-suppress=940"]
 HOST = ["-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]
 SIMULATED = ["-include", "tarn/sim.hpp"]  # gives CUDA's names to the simulated device
-COMPILERS = {  # the name in the report: the command
-    "g++-11": ["g++-11"],
-    "g++-12": ["g++-12"],
-    "clang++-14": ["clang++-14"],
-    "clang++-15": ["clang++-15"],
-    "clang++-16": ["clang++-16"],
-    "clang++-16 libc++": ["clang++-16", "-stdlib=libc++"],
-}
-NVCC_VERSIONS = ["12.4", "13.0"]
+COMPILERS = {name: [name] for name in [f"g++-{n}" for n in range(11, 17)] + [f"clang++-{n}" for n in range(14, 24)]}
+COMPILERS |= {f"clang++-{n} libc++": [f"clang++-{n}", "-stdlib=libc++"] for n in (16, 19, 22)}  # the name in the report: the command
+NVCC_VERSIONS = ["12.4", "13.0", "13.1", "13.2", "13.3"]
 
 
 def first_folder(*candidates):
@@ -130,14 +124,14 @@ def jobs_and_skipped(short, folder):
         ROOT / "examples/integrations/data_parallel/data_parallel.cpp"]
     headers = sorted((INCLUDE / "tarn").glob("*.hpp"))
     interop = sorted((ROOT / "tests/interop").glob("*.cpp"))
-    jobs, skipped = [], []
+    jobs, skipped, absent = [], [], []
 
     def names_thrust(file):
         return re.search(r"#include (<thrust/|\"tarn/thrust.hpp)", file.read_text()) or file.name.startswith("thrust.")
 
     for name, command in COMPILERS.items():
         if not shutil.which(command[0]):
-            skipped.append(f"{name}: not installed")
+            absent.append(name)
             continue
         command = [*command, "-std=c++20", f"-I{INCLUDE}", f"-I{ROOT / 'examples'}"]
         if not compiles([*command, "-fsyntax-only"], "#include <concepts>\n"):
@@ -187,9 +181,9 @@ def jobs_and_skipped(short, folder):
                 add(f"{header.relative_to(ROOT)} with CUDA", with_cuda, of_file(header))
 
     installed = nvccs()
-    for version in NVCC_VERSIONS:
-        if version not in installed:
-            skipped.append(f"nvcc {version}: not installed")
+    absent += [f"nvcc {version}" for version in NVCC_VERSIONS if version not in installed]
+    if absent:
+        skipped.append(f"not installed: {', '.join(absent)}")
     nvtx = nvtx_with_module(folder)
     if not nvtx:
         skipped.append("nvcc: another NVTX (CUDA has none here)")
