@@ -3,7 +3,8 @@
 add_custom_target(tarn_watched)
 # tarn_watched(WHAT TARGET ARGUMENT...): its last line is `evidence: WHAT ...` (watched.py). What takes long has a COST and starts first.
 function(tarn_watched what target)
-  add_test(NAME watched.${what} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/watched.py ${what} $<TARGET_FILE:${target}> ${ARGN})
+  add_test(NAME watched.${what} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/watched.py ${what}
+    ${CMAKE_CROSSCOMPILING_EMULATOR} $<TARGET_FILE:${target}> ${ARGN})
   set_tests_properties(watched.${what} PROPERTIES LABELS watched SKIP_RETURN_CODE 77 TIMEOUT 7200)
   add_dependencies(tarn_watched ${target})
 endfunction()
