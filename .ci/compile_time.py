@@ -26,7 +26,7 @@ cases = {
     "<thrust/device_vector.h>": (with_cuda, "#include <thrust/device_vector.h>\n"),
 }
 # Name, what it is compared with, and the most of its memory and of its time over that. Memory repeats: its bounds are a little above
-# what was measured. Time does not: 20 medians of an idle machine were between 1.8 and 2.1, and .66 and .80. The aims are 1.5 and 0.6.
+# what was measured. Time does not: medians of the same headers were between 1.8 and 2.1, and between .66 and .80. The aims are 1.5 and 0.6.
 bounds = [("<tarn/tarn.hpp> without CUDA", base, 1.79, 2.4), ("<tarn/tarn.hpp> with CUDA", "<thrust/device_vector.h>", 0.67, 0.9)]
 
 

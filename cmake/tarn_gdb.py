@@ -3,7 +3,7 @@
 
     source PREFIX/share/tarn/tarn_gdb.py
 
-It only reads members and calls no function of the program, so it also works on a core file. `print/r` prints an object as it is.
+It only reads members and calls no function of the program. `print/r` prints an object as it is.
 """
 import re
 

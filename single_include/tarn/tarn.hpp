@@ -10541,8 +10541,8 @@ inline bool has_remote_barrier() noexcept {
 }
 
 /// Makes every thread of the process execute a full barrier before it returns. Where the kernel refuses what
-/// it had promised, it waits 1 ms instead: what an owner stored before is visible to this core by then, since
-/// no core holds a store back for a microsecond. Locks that are made from then on execute the fence.
+/// it had promised, it waits 1 ms instead: the buffer in which a core holds an owner's store back is empty
+/// long before, though no standard says when. Locks that are made from then on execute the fence.
 inline void remote_barrier() noexcept {
 #if TARN_HAS_MEMBARRIER
   if (has_remote_barrier()) {
