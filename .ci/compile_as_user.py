@@ -134,8 +134,8 @@ def jobs_and_skipped(short, folder):
             absent.append(name)
             continue
         command = [*command, "-std=c++20", f"-I{INCLUDE}", f"-I{ROOT / 'examples'}"]
-        if not compiles([*command, "-fsyntax-only"], "#include <concepts>\n"):
-            skipped.append(f"{name}: its C++ library is not installed")
+        if not compiles([*command, "-fsyntax-only"], "#include <concepts>\n#include <memory_resource>\n"):
+            skipped.append(f"{name}: its C++ library is not installed, or is older than libc++ 16")
             continue
         # /usr/include is searched as a system folder anyway.
         system = [] if not thrust or str(thrust) == "/usr/include" else ["-isystem", str(thrust)]

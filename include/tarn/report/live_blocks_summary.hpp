@@ -52,8 +52,9 @@ template <class Resource>
   first.add_number(static_cast<std::uint64_t>(blocks)).add(blocks == 1 ? " block with " : " blocks with ");
   first.add_bytes(static_cast<std::uint64_t>(bytes)).add(blocks == 1 ? " is live" : " are live");
   std::string out(first.view());
-  std::stable_sort(history.live.begin(), history.live.end(),
-                   [](history_block const& a, history_block const& b) { return a.requested > b.requested; });
+  std::sort(history.live.begin(), history.live.end(), [](history_block const& a, history_block const& b) {
+    return a.requested != b.requested ? a.requested > b.requested : a.address < b.address;
+  });
   std::size_t const listed = detail::min_of(most, history.live.size());
   for (std::size_t i = 0; i < listed; ++i) {
     history_block const& b = history.live[i];

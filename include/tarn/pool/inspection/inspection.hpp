@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -207,9 +208,11 @@ template <class Memory>
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
   auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };
   auto const append = [](auto& to, auto& from, auto const& before) {
-    auto const old = static_cast<std::ptrdiff_t>(to.size());
-    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
-    std::inplace_merge(to.begin(), to.begin() + old, to.end(), before);
+    auto merged = std::remove_reference_t<decltype(to)>();
+    merged.reserve(to.size() + from.size());
+    std::merge(std::move_iterator(to.begin()), std::move_iterator(to.end()), std::move_iterator(from.begin()),
+               std::move_iterator(from.end()), std::back_inserter(merged), before);
+    to = std::move(merged);
   };
   for (pool_facts& facts : of_each) {
     std::vector<snapshot_segment> segments = pool_tiling(facts).segments();
