@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_c406e79d
+#define TARN_NAMESPACE tarn::inline v0_2_0_55ea4bfa
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -9762,6 +9762,11 @@ struct magazine {
   return magazine_capacity(size_class) / 2;
 }
 
+/// How much of the classes above run_limit a thread may keep of a stream when a request of such a class
+/// misses, bytes. Rows that grow from step to step never hit, and what waits for their old sizes keeps free
+/// neighbours apart. Figures are in bench/README.md, "The numbers of the growth".
+inline constexpr std::size_t most_at_miss = 2_MiB;
+
 /// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers
 /// of a network repeat the sizes of their temporaries. Unlike `large_block` they stay while others are
 /// allocated, as long as the memory suffices: before the pool grows they go back, and the next blocks are not
@@ -9847,6 +9852,12 @@ struct stream_cache {
   [[nodiscard]] std::size_t held_bytes() const noexcept {
     std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
     for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
+    return sum;
+  }
+  /// The same of the classes above run_limit.
+  [[nodiscard]] std::size_t bytes_above_runs() const noexcept {
+    std::size_t sum = 0;
+    for (unsigned k = run_class_count; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
     return sum;
   }
   /// Host memory of the magazines, bytes.
@@ -12058,6 +12069,17 @@ class front {
     return p;
   }
 
+  /// Returns the blocks above run_limit to the heap if there are more than most_at_miss bytes of them: a
+  /// request of such a class was not served. Not for a captured stream.
+  void return_unused(cache_position const& at) noexcept {
+    at.cache->lock.enter();
+    if (std::size_t const bytes = at.of_stream->bytes_above_runs(); bytes > most_at_miss && is_open(at)) {
+      at.cache->count_held(0, bytes);
+      return_classes(*at.of_stream, at.id, run_class_count);
+    }
+    at.cache->lock.leave();
+  }
+
   /// Takes a large block that a captured stream caches likewise, because the memory is short; null if there
   /// is none.
   [[nodiscard]] large_magazine::entry take_of_capture(cache_position const& at) noexcept {
@@ -12505,7 +12527,11 @@ class front {
     for (auto block = of_stream.of_capture.take_any(); block.p != nullptr;
          block = of_stream.of_capture.take_any())
       heap_.put_range(id, of_stream.stream, block.p, block.bytes);
-    for (unsigned k = 0; k < class_count; ++k) {
+    return_classes(of_stream, id, 0);
+  }
+  /// Empties the magazines from a class on.
+  void return_classes(stream_cache& of_stream, stream_id id, unsigned first) noexcept {
+    for (unsigned k = first; k < class_count; ++k) {
       magazine& m = of_stream.magazines[k];
       if (m.count != 0) heap_.put(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
     }
@@ -19980,7 +20006,10 @@ class slow_path {
   }
 
   bool take_from_heap(cache_position const& position, block_request const& request, block_batch& batch) {
-    // Return the cached large block first: it may coalesce with its neighbours.
+    // Return cached blocks first: they may coalesce with their neighbours.
+    bool const is_above_runs =
+        request.where == zone::smaller && !request.in_run && !is_captured_id(request.id);
+    if (is_above_runs && position.of_stream != nullptr) front_.return_unused(position);
     std::size_t cached_bytes = 0;
     void* const cached = position.of_stream != nullptr && request.where != zone::smaller
                              ? front_.take_large(position, cached_bytes)

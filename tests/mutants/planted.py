@@ -480,6 +480,20 @@ PLANTED = {
             "put(id, of_stream.stream, k, m.blocks, (std::exchange(m.count, 0) + 1) / 2);",
         ),
         Mutant(
+            "rows that a thread caches wait until the pool grows",
+            "pool/slow_path.hpp",
+            "if (is_above_runs && position.of_stream != nullptr) front_.return_unused(position);",
+            "",
+            finder="tests/pool/thread_cache.cpp",
+        ),
+        Mutant(
+            "rows that return to the heap still count as cached",
+            "pool/cache/front.hpp",
+            "      at.cache->count_held(0, bytes);\n      return_classes(",
+            "      return_classes(",
+            finder="tests/pool/thread_cache.cpp",
+        ),
+        Mutant(
             "the younger half of a full magazine is kept twice",
             "pool/cache/front.hpp",
             "for (std::uint32_t i = count; i < m.count; ++i) m.blocks[i - count] = m.blocks[i];",

@@ -17,6 +17,7 @@
 #include "child_process.hpp"
 #endif
 #include "contract/memory_access.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
@@ -406,6 +407,61 @@ TEST_CASE("thread_cache returns the blocks of streams it no longer uses to the p
   CHECK(memory->state().live == 2_MiB);
   memory.deallocate(*streams.front(), first, 1_MiB);
   memory.deallocate(*streams.back(), blocks.back(), 1_MiB);
+}
+
+TEST_CASE(
+    "a request above 32 KiB that misses returns what the thread caches of such sizes, if it is over 2 MiB",
+    "[pool]") {
+  sim_machine const machine(plain(256_MiB));
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  test_stream const stream(machine.driver());
+  // Rows of eight size classes fill three handles but for a part of the last one.
+  std::vector<std::size_t> rows;
+  for (std::size_t i = 0; i < 8; ++i) rows.push_back(544_KiB + i * 32_KiB);
+  std::vector<void*> blocks;
+  for (std::size_t const bytes : rows) blocks.push_back(memory.allocate(stream, bytes));
+  auto const full = memory->state();
+  REQUIRE(full.reserved == 6_MiB);
+  std::size_t const rest = full.inactive_split_bytes;
+  REQUIRE(rest >= 256_KiB);
+  auto const free_last = [&] {
+    memory.deallocate(stream, blocks.back(), rows[blocks.size() - 1]);
+    blocks.pop_back();
+  };
+  auto const counted_as_cached = [&] {
+    std::size_t bytes = 0;
+    auto const look = [&](detail::growth_lock const&, auto&, auto& front, auto&, auto&) {
+      bytes = front.idle().bytes;
+    };
+    nearest(memory, pool_call::inspect{look});
+    return bytes;
+  };
+
+  while (blocks.size() > 5) free_last();  // 2,208 KiB: more than 2 MiB
+  CHECK(memory->state().inactive_split_bytes == rest);
+  CHECK(counted_as_cached() == 704_KiB + 736_KiB + 768_KiB);
+  void* const small = memory.allocate(stream, 32_KiB);
+  std::size_t const of_small = rest - memory->state().inactive_split_bytes;
+  CHECK(of_small == 256_KiB);  // a run, and no row has returned
+  void* const row = memory.allocate(stream, 64_KiB);
+  auto s = memory->state();
+  CHECK(s.inactive_split_bytes == rest - of_small - 64_KiB + 704_KiB + 736_KiB + 768_KiB);
+  CHECK(s.reserved == 6_MiB);
+  CHECK(counted_as_cached() < 256_KiB);  // what is left of the run
+
+  while (blocks.size() > 2) free_last();  // 1,920 KiB
+  std::size_t const before = memory->state().inactive_split_bytes;
+  void* const another = memory.allocate(stream, 64_KiB);
+  s = memory->state();
+  CHECK(s.inactive_split_bytes == before - 64_KiB);
+  CHECK(s.live == 544_KiB + 576_KiB + 32_KiB + 2 * 64_KiB);
+  memory.deallocate(stream, another, 64_KiB);
+  memory.deallocate(stream, row, 64_KiB);
+  memory.deallocate(stream, small, 32_KiB);
+  while (!blocks.empty()) free_last();
+  CHECK(memory->state().live == 0);
+  memory.empty_cache();
+  CHECK(memory->state().reserved == 0);
 }
 
 TEST_CASE("local_caches.find returns a thread's cache of each of 1000 pools and none of a destroyed pool",

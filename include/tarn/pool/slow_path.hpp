@@ -253,7 +253,10 @@ class slow_path {
   }
 
   bool take_from_heap(cache_position const& position, block_request const& request, block_batch& batch) {
-    // Return the cached large block first: it may coalesce with its neighbours.
+    // Return cached blocks first: they may coalesce with their neighbours.
+    bool const is_above_runs =
+        request.where == zone::smaller && !request.in_run && !is_captured_id(request.id);
+    if (is_above_runs && position.of_stream != nullptr) front_.return_unused(position);
     std::size_t cached_bytes = 0;
     void* const cached = position.of_stream != nullptr && request.where != zone::smaller
                              ? front_.take_large(position, cached_bytes)

@@ -126,6 +126,17 @@ class front {
     return p;
   }
 
+  /// Returns the blocks above run_limit to the heap if there are more than most_at_miss bytes of them: a
+  /// request of such a class was not served. Not for a captured stream.
+  void return_unused(cache_position const& at) noexcept {
+    at.cache->lock.enter();
+    if (std::size_t const bytes = at.of_stream->bytes_above_runs(); bytes > most_at_miss && is_open(at)) {
+      at.cache->count_held(0, bytes);
+      return_classes(*at.of_stream, at.id, run_class_count);
+    }
+    at.cache->lock.leave();
+  }
+
   /// Takes a large block that a captured stream caches likewise, because the memory is short; null if there
   /// is none.
   [[nodiscard]] large_magazine::entry take_of_capture(cache_position const& at) noexcept {
@@ -573,7 +584,11 @@ class front {
     for (auto block = of_stream.of_capture.take_any(); block.p != nullptr;
          block = of_stream.of_capture.take_any())
       heap_.put_range(id, of_stream.stream, block.p, block.bytes);
-    for (unsigned k = 0; k < class_count; ++k) {
+    return_classes(of_stream, id, 0);
+  }
+  /// Empties the magazines from a class on.
+  void return_classes(stream_cache& of_stream, stream_id id, unsigned first) noexcept {
+    for (unsigned k = first; k < class_count; ++k) {
       magazine& m = of_stream.magazines[k];
       if (m.count != 0) heap_.put(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
     }

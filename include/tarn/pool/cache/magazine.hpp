@@ -42,6 +42,11 @@ struct magazine {
   return magazine_capacity(size_class) / 2;
 }
 
+/// How much of the classes above run_limit a thread may keep of a stream when a request of such a class
+/// misses, bytes. Rows that grow from step to step never hit, and what waits for their old sizes keeps free
+/// neighbours apart. Figures are in bench/README.md, "The numbers of the growth".
+inline constexpr std::size_t most_at_miss = 2_MiB;
+
 /// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers
 /// of a network repeat the sizes of their temporaries. Unlike `large_block` they stay while others are
 /// allocated, as long as the memory suffices: before the pool grows they go back, and the next blocks are not
@@ -127,6 +132,12 @@ struct stream_cache {
   [[nodiscard]] std::size_t held_bytes() const noexcept {
     std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
     for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
+    return sum;
+  }
+  /// The same of the classes above run_limit.
+  [[nodiscard]] std::size_t bytes_above_runs() const noexcept {
+    std::size_t sum = 0;
+    for (unsigned k = run_class_count; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
     return sum;
   }
   /// Host memory of the magazines, bytes.
