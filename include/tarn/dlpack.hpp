@@ -22,7 +22,6 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/small_float.hpp"
 #include "tarn/core/source_location.hpp"

@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_55ea4bfa
+#define TARN_NAMESPACE tarn::inline v0_2_0_aaf0dc2b
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -159,13 +159,17 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 #include <string_view>
 #include <type_traits>
 
-// ---- tarn/core/printable.hpp
-// Printable text: names of tags and files are arbitrary bytes, which must not reach a terminal as they are.
+// ---- tarn/core/text.hpp
+// Text: concatenation, and the UTF-8 in it: truncated, repaired and made printable.
 
 #include <cstddef>
+#include <initializer_list>
+#include <string>
 #include <string_view>
 
 namespace TARN_NAMESPACE::detail {
+
+// Printable text: names of tags and files are arbitrary bytes, which must not reach a terminal as they are.
 
 /// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode
 /// Standard, table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
@@ -213,6 +217,56 @@ constexpr void put_printable(std::string_view text, Put const& put) {
     }
     text.remove_prefix(length != 0 ? length : 1);
   }
+}
+
+/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" +
+/// std::string(...)`: g++ 12 inlines that operator and then warns in the user's program (-Wrestrict), at -O2
+/// and above. @throws std::bad_alloc
+[[nodiscard]] inline std::string concat(std::initializer_list<std::string_view> parts) {
+  std::size_t size = 0;
+  for (std::string_view const part : parts) size += part.size();
+  std::string out;
+  out.reserve(size);
+  for (std::string_view const part : parts) out += part;
+  return out;
+}
+
+/// Returns true for a UTF-8 continuation byte.
+[[nodiscard]] constexpr bool continues_character(char c) noexcept {
+  return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
+}
+
+/// Returns at most `most` bytes from the front. O(1).
+[[nodiscard]] constexpr std::string_view text_prefix(std::string_view text, std::size_t most) noexcept {
+  if (text.size() <= most) return text;
+  while (most > 0 && continues_character(text[most])) --most;
+  return text.substr(0, most);
+}
+/// Returns at most `most` bytes from the end. O(1).
+[[nodiscard]] constexpr std::string_view text_suffix(std::string_view text, std::size_t most) noexcept {
+  if (text.size() <= most) return text;
+  std::size_t begin = text.size() - most;
+  while (begin < text.size() && continues_character(text[begin])) ++begin;
+  return text.substr(begin);
+}
+
+/// Returns the text with U+FFFD in place of each byte that belongs to no character.
+[[nodiscard]] inline std::string as_utf8(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    std::size_t const length = utf8_length(text);
+    out += length != 0 ? text.substr(0, length) : std::string_view("\xEF\xBF\xBD");
+    text.remove_prefix(length != 0 ? length : 1);
+  }
+  return out;
+}
+
+/// Returns the text as it may be printed: see put_printable().
+[[nodiscard]] inline std::string as_printable(std::string_view text) {
+  std::string out;
+  put_printable(text, [&](std::string_view part) { out += part; });
+  return out;
 }
 
 }  // namespace TARN_NAMESPACE::detail
@@ -538,55 +592,16 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call
 // ---- tarn/core/error.hpp
 // The exception types and status codes of tarn. Numbers are fields; texts are built without allocating.
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <stdexcept>
 #include <string_view>
-
-// ---- tarn/core/text.hpp
-// Text: concatenation, and truncation to a number of bytes without splitting a UTF-8 character.
-
-#include <cstddef>
-#include <initializer_list>
-#include <string>
-#include <string_view>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" +
-/// std::string(...)`: g++ 12 inlines that operator and then warns in the user's program (-Wrestrict), at -O2
-/// and above. @throws std::bad_alloc
-[[nodiscard]] inline std::string concat(std::initializer_list<std::string_view> parts) {
-  std::size_t size = 0;
-  for (std::string_view const part : parts) size += part.size();
-  std::string out;
-  out.reserve(size);
-  for (std::string_view const part : parts) out += part;
-  return out;
-}
-
-/// Returns true for a UTF-8 continuation byte.
-[[nodiscard]] constexpr bool continues_character(char c) noexcept {
-  return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
-}
-
-/// Returns at most `most` bytes from the front. O(1).
-[[nodiscard]] constexpr std::string_view text_prefix(std::string_view text, std::size_t most) noexcept {
-  if (text.size() <= most) return text;
-  while (most > 0 && continues_character(text[most])) --most;
-  return text.substr(0, most);
-}
-/// Returns at most `most` bytes from the end. O(1).
-[[nodiscard]] constexpr std::string_view text_suffix(std::string_view text, std::size_t most) noexcept {
-  if (text.size() <= most) return text;
-  std::size_t begin = text.size() - most;
-  while (begin < text.size() && continues_character(text[begin])) ++begin;
-  return text.substr(begin);
-}
-
-}  // namespace TARN_NAMESPACE::detail
+#include <system_error>
+#include <utility>
 
 namespace TARN_NAMESPACE {
 
@@ -913,6 +928,38 @@ class misuse : public detail::error_of<std::exception, 640> {
   void const* pointer_;
 };
 
+namespace detail {
+// strerror_r returns a text (GNU) or a status (POSIX).
+[[nodiscard]] inline char const* error_text(char const* text, char const*) noexcept {
+  return text;
+}
+[[nodiscard]] inline char const* error_text(int failed, char const* text) noexcept {
+  return failed == 0 ? text : "unknown error";
+}
+}  // namespace detail
+
+/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno.
+/// Where no system call failed, error() is 0 and code() is std::errc::invalid_argument. Of a long path, the
+/// message has the end.
+class file_error : public detail::error_of<std::system_error, 512> {
+ public:
+  file_error(std::string_view path, std::string_view what, int error)
+      : error_of(std::in_place, std::error_code(error != 0 ? error : EINVAL, std::generic_category())),
+        error_(error) {
+    constexpr std::size_t longest = 200;
+    text_.add("tarn: ").add(path.size() > longest ? "..." : "").add(detail::text_suffix(path, longest));
+    text_.add(": ").add(what);
+    if (error == 0) return;
+    char reason[96] = "";
+    text_.add(" (errno ").add_number(error).add(", ");
+    text_.add(detail::error_text(::strerror_r(error, reason, sizeof reason), reason)).add(")");
+  }
+  [[nodiscard]] int error() const noexcept { return error_; }
+
+ private:
+  int error_;
+};
+
 }  // namespace TARN_NAMESPACE
 
 namespace TARN_NAMESPACE {
@@ -1039,32 +1086,8 @@ class scoped_lock {
 };
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/core/property.hpp
-// Memory accessibility: empty tags that a resource lists in its type.
-
-#include <type_traits>
-
-namespace TARN_NAMESPACE {
-
-/// Kernels may read and write the memory.
-struct device_accessible {};
-/// The host may read and write the memory.
-struct host_accessible {};
-
-/// A list of tags; a resource declares `using properties = property_set<device_accessible>;`.
-template <class... Tags>
-struct property_set {
-  template <class Tag>
-  static constexpr bool has = (std::is_same_v<Tag, Tags> || ...);
-};
-
-/// True if the resource's memory has the tag.
-template <class Resource, class Tag>
-inline constexpr bool has_property = Resource::properties::template has<Tag>;
-
-}  // namespace TARN_NAMESPACE
 // ---- tarn/core/resource.hpp
-// Concepts for resources, page sources and memory sources.
+// Concepts for resources, page sources and memory sources, and the tags of their memory.
 //
 // | expression                                | returns   | throws                       | meaning                                           |
 // |-------------------------------------------|-----------|------------------------------|---------------------------------------------------|
@@ -1083,6 +1106,7 @@ inline constexpr bool has_property = Resource::properties::template has<Tag>;
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 // ---- tarn/core/stream.hpp
 // A non-owning reference to a stream: the driver's handle and, if known, the stream's identity. And the
@@ -1183,6 +1207,24 @@ struct byte_count {
 }  // namespace TARN_NAMESPACE
 
 namespace TARN_NAMESPACE {
+
+// Memory accessibility: empty tags that a resource lists in its type.
+
+/// Kernels may read and write the memory.
+struct device_accessible {};
+/// The host may read and write the memory.
+struct host_accessible {};
+
+/// A list of tags; a resource declares `using properties = property_set<device_accessible>;`.
+template <class... Tags>
+struct property_set {
+  template <class Tag>
+  static constexpr bool has = (std::is_same_v<Tag, Tags> || ...);
+};
+
+/// True if the resource's memory has the tag.
+template <class Resource, class Tag>
+inline constexpr bool has_property = Resource::properties::template has<Tag>;
 
 template <class R>
 concept has_allocate = requires(R& r, stream_ref stream, std::size_t bytes, std::size_t alignment) {
@@ -1374,9 +1416,11 @@ class spin_lock {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/thread_tag.hpp
-// Identifiers for threads: an address among running threads, and a number that is never reused.
+// Identifiers for threads: an address among running threads, a number that is never reused, and a small
+// number among running threads.
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 
 namespace TARN_NAMESPACE::detail {
@@ -1402,6 +1446,80 @@ inline void const* this_thread_tag() noexcept {
   if (number == 0) number = last_thread_number.fetch_add(1, std::memory_order_relaxed) + 1;
   return number;
 }
+
+// Small numbers for running threads: an array with one element per place has an element for each thread
+// alone.
+
+/// Number of places. Threads beyond it have none.
+inline constexpr unsigned thread_places = 32;
+
+/// Gives each place to one running thread at a time.
+class place_table {
+ public:
+  /// Takes the lowest free place; returns thread_places if there is none.
+  [[nodiscard]] unsigned take() noexcept {
+    std::uint32_t taken = taken_.load(std::memory_order_relaxed);
+    while (taken != ~std::uint32_t{0}) {
+      auto const place = static_cast<unsigned>(std::countr_one(taken));
+      if (taken_.compare_exchange_weak(taken, taken | std::uint32_t{1} << place, std::memory_order_acquire,
+                                       std::memory_order_relaxed)) {
+        return place;
+      }
+    }
+    return thread_places;
+  }
+  /// What the thread did at this place happens before what the next one does there.
+  void give_back(unsigned place) noexcept {
+    taken_.fetch_and(~(std::uint32_t{1} << place), std::memory_order_release);
+  }
+
+ private:
+  static_assert(thread_places == 32, "one bit each");
+  std::atomic<std::uint32_t> taken_{0};
+};
+
+/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique
+/// among those of its table. A forked child keeps the places of the threads that it does not have.
+inline constinit place_table places_of_threads{};
+
+/// The place of a thread; plain data, so that reading it needs no guard.
+struct thread_place {
+  place_table const* table = nullptr;  ///< that gave the place; null if the thread has none
+  unsigned index = thread_places;
+};
+inline thread_local constinit thread_place this_thread_place{};
+
+/// Gives the place of an ending thread back.
+class place_holder {
+ public:
+  place_holder& operator=(place_holder&&) = delete;
+  ~place_holder() {
+    over = true;
+    if (this_thread_place.table == nullptr) return;
+    unsigned const place = this_thread_place.index;
+    this_thread_place = {};
+    places_of_threads.give_back(place);
+  }
+
+  /// Takes a place for the calling thread, which has none, if one is free.
+  static void take() noexcept {
+    if (over) return;
+    static thread_local place_holder holder;
+    (void)holder;
+    if (unsigned const place = places_of_threads.take(); place != thread_places)
+      this_thread_place = {&places_of_threads, place};
+  }
+  /// The same. A thread that gets none has none for good.
+  static void take_now_or_never() noexcept {
+    if (this_thread_place.table != nullptr) return;
+    take();
+    over = this_thread_place.table == nullptr;
+  }
+
+ private:
+  /// code that runs later, in other destructors, has no place
+  static inline thread_local constinit bool over = false;
+};
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/capture_gate.hpp
@@ -2487,34 +2605,6 @@ template <stream_driver Driver>
 #include <type_traits>
 #include <utility>
 
-// ---- tarn/core/attribution.hpp
-// What an allocation is attributed to in reports: the line of the user's call, and a tag if one was given.
-
-#include <cstdint>
-
-namespace TARN_NAMESPACE {
-
-class tag;
-
-/// The last parameter of every call that allocates: `attribution from = attribution::current()`. A call
-/// without it is attributed to its own line. With a tag, `make_device_buffer<float>(memory, n, stream,
-/// tarn::tag("weights"))`, it is attributed to its line and the tag.
-struct attribution {
-  source_location where;
-  std::uint32_t tag_id = 0;  ///< of the tag that was given; 0: none
-
-  constexpr attribution() noexcept = default;
-  constexpr attribution(source_location at) noexcept : where(at) {}
-  /// Defined in core/tag.
-  attribution(tag const& name, source_location at = source_location::current()) noexcept;
-
-  [[nodiscard]] static constexpr attribution current(
-      source_location at = source_location::current()) noexcept {
-    return at;
-  }
-};
-
-}  // namespace TARN_NAMESPACE
 // ---- tarn/core/location_scope.hpp
 // The place in the user's source that an allocation is attributed to, across all policies and owners in
 // between. Only stacks with a layer that records places (debug/checked, logged, with_history) use it; for all
@@ -2628,6 +2718,28 @@ class scope_chain {
 }  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE {
+
+// What an allocation is attributed to in reports: the line of the user's call, and a tag if one was given.
+
+class tag;
+
+/// The last parameter of every call that allocates: `attribution from = attribution::current()`. A call
+/// without it is attributed to its own line. With a tag, `make_device_buffer<float>(memory, n, stream,
+/// tarn::tag("weights"))`, it is attributed to its line and the tag.
+struct attribution {
+  source_location where;
+  std::uint32_t tag_id = 0;  ///< of the tag that was given; 0: none
+
+  constexpr attribution() noexcept = default;
+  constexpr attribution(source_location at) noexcept : where(at) {}
+  /// Defined in core/tag.
+  attribution(tag const& name, source_location at = source_location::current()) noexcept;
+
+  [[nodiscard]] static constexpr attribution current(
+      source_location at = source_location::current()) noexcept {
+    return at;
+  }
+};
 
 /// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute
 /// every allocation that follows in the scope, including those of owners, to its line: `tarn::location_scope
@@ -5692,61 +5804,6 @@ static_assert(resource<pinned_host>);
 #include <cstddef>
 #include <utility>
 
-// ---- tarn/core/call_names.hpp
-// call_names: the calls of a handle as other versions of CCCL name them.
-
-#include <concepts>
-#include <cstddef>
-
-namespace TARN_NAMESPACE {
-
-/// The base of a handle that has allocate, deallocate, allocate_sync and deallocate_sync: the same four calls
-/// under their other names. A handle writes `using call_names<Handle>::allocate` and `deallocate`, which its
-/// own would hide.
-template <class Handle>
-class call_names {
- public:
-  // As CCCL 3.0 (CUDA 13.0) names them. A braced {} never converts to bytes.
-
-  template <has_allocate_sync H = Handle>
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(detail::byte_count bytes,
-                                                  std::size_t alignment = default_alignment,
-                                                  attribution call = attribution::current()) {
-    return static_cast<H&>(*this).allocate_sync(bytes.value, alignment, call);
-  }
-  template <std::integral Bytes, has_deallocate_sync H = Handle>
-  TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
-                                     attribution call = attribution::current()) noexcept {
-    static_cast<H&>(*this).deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
-  }
-
-  // As earlier versions name them.
-
-  template <has_allocate H = Handle>
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
-                                                        stream_ref stream,
-                                                        attribution call = attribution::current()) {
-    return static_cast<H&>(*this).allocate(stream, bytes, alignment, call);
-  }
-  template <has_allocate H = Handle>
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
-                                                        attribution call = attribution::current()) {
-    return static_cast<H&>(*this).allocate(stream, bytes, default_alignment, call);
-  }
-  template <has_deallocate H = Handle>
-  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
-                                           stream_ref stream,
-                                           attribution call = attribution::current()) noexcept {
-    static_cast<H&>(*this).deallocate(stream, p, bytes, alignment, call);
-  }
-  template <has_deallocate H = Handle>
-  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
-                                           attribution call = attribution::current()) noexcept {
-    static_cast<H&>(*this).deallocate(stream, p, bytes, default_alignment, call);
-  }
-};
-
-}  // namespace TARN_NAMESPACE
 // ---- tarn/core/pool_call.hpp
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer
 // that routes to several resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
@@ -6038,6 +6095,49 @@ class held_at_fork {
   static void release(void* lock, fork_side) noexcept { static_cast<Lock*>(lock)->unlock(); }
 
   at_fork member_;
+};
+
+/// The mutex of a list that a module never destroys, and that fork() must find unlocked. Every object that
+/// locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been
+/// unloaded, and the mutex with it.
+class static_mutex {
+ public:
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
+  class user {
+   public:
+    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
+
+   private:
+    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
+    static void release(void* of, fork_side side) noexcept {
+      static_cast<user*>(of)->mutex_.release_after_fork(side);
+    }
+
+    static_mutex& mutex_;
+    at_fork member_{this, &take, &release};
+  };
+
+ private:
+  // By the forking thread, which takes the mutex once for all users.
+  [[nodiscard]] bool take_for_fork() noexcept {
+    if (taken_ == 0 && !mutex_.try_lock()) return false;
+    ++taken_;
+    return true;
+  }
+  void release_after_fork(fork_side side) noexcept {
+    if (side == fork_side::parent) {
+      if (--taken_ == 0) mutex_.unlock();
+      return;
+    }
+    taken_ = 0;
+    (void)::new (static_cast<void*>(&mutex_)) mutex;  // another owner does not exist in the child
+  }
+
+  mutex mutex_;
+  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -6716,6 +6816,54 @@ concept allocates_for_owners =
 #include <utility>
 
 namespace TARN_NAMESPACE {
+
+// The calls of a handle as other versions of CCCL name them.
+
+/// The base of a handle that has allocate, deallocate, allocate_sync and deallocate_sync: the same four calls
+/// under their other names. A handle writes `using call_names<Handle>::allocate` and `deallocate`, which its
+/// own would hide.
+template <class Handle>
+class call_names {
+ public:
+  // As CCCL 3.0 (CUDA 13.0) names them. A braced {} never converts to bytes.
+
+  template <has_allocate_sync H = Handle>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(detail::byte_count bytes,
+                                                  std::size_t alignment = default_alignment,
+                                                  attribution call = attribution::current()) {
+    return static_cast<H&>(*this).allocate_sync(bytes.value, alignment, call);
+  }
+  template <std::integral Bytes, has_deallocate_sync H = Handle>
+  TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
+                                     attribution call = attribution::current()) noexcept {
+    static_cast<H&>(*this).deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
+  }
+
+  // As earlier versions name them.
+
+  template <has_allocate H = Handle>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
+                                                        stream_ref stream,
+                                                        attribution call = attribution::current()) {
+    return static_cast<H&>(*this).allocate(stream, bytes, alignment, call);
+  }
+  template <has_allocate H = Handle>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
+                                                        attribution call = attribution::current()) {
+    return static_cast<H&>(*this).allocate(stream, bytes, default_alignment, call);
+  }
+  template <has_deallocate H = Handle>
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
+                                           stream_ref stream,
+                                           attribution call = attribution::current()) noexcept {
+    static_cast<H&>(*this).deallocate(stream, p, bytes, alignment, call);
+  }
+  template <has_deallocate H = Handle>
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
+                                           attribution call = attribution::current()) noexcept {
+    static_cast<H&>(*this).deallocate(stream, p, bytes, default_alignment, call);
+  }
+};
 
 namespace detail {
 
@@ -7662,88 +7810,6 @@ using number_in = Value Statistics::*;
 }  // namespace detail
 
 }  // namespace TARN_NAMESPACE
-// ---- tarn/core/thread_place.hpp
-// Small numbers for running threads: an array with one element per place has an element for each thread
-// alone.
-
-#include <atomic>
-#include <bit>
-#include <cstdint>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Number of places. Threads beyond it have none.
-inline constexpr unsigned thread_places = 32;
-
-/// Gives each place to one running thread at a time.
-class place_table {
- public:
-  /// Takes the lowest free place; returns thread_places if there is none.
-  [[nodiscard]] unsigned take() noexcept {
-    std::uint32_t taken = taken_.load(std::memory_order_relaxed);
-    while (taken != ~std::uint32_t{0}) {
-      auto const place = static_cast<unsigned>(std::countr_one(taken));
-      if (taken_.compare_exchange_weak(taken, taken | std::uint32_t{1} << place, std::memory_order_acquire,
-                                       std::memory_order_relaxed)) {
-        return place;
-      }
-    }
-    return thread_places;
-  }
-  /// What the thread did at this place happens before what the next one does there.
-  void give_back(unsigned place) noexcept {
-    taken_.fetch_and(~(std::uint32_t{1} << place), std::memory_order_release);
-  }
-
- private:
-  static_assert(thread_places == 32, "one bit each");
-  std::atomic<std::uint32_t> taken_{0};
-};
-
-/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique
-/// among those of its table. A forked child keeps the places of the threads that it does not have.
-inline constinit place_table places_of_threads{};
-
-/// The place of a thread; plain data, so that reading it needs no guard.
-struct thread_place {
-  place_table const* table = nullptr;  ///< that gave the place; null if the thread has none
-  unsigned index = thread_places;
-};
-inline thread_local constinit thread_place this_thread_place{};
-
-/// Gives the place of an ending thread back.
-class place_holder {
- public:
-  place_holder& operator=(place_holder&&) = delete;
-  ~place_holder() {
-    over = true;
-    if (this_thread_place.table == nullptr) return;
-    unsigned const place = this_thread_place.index;
-    this_thread_place = {};
-    places_of_threads.give_back(place);
-  }
-
-  /// Takes a place for the calling thread, which has none, if one is free.
-  static void take() noexcept {
-    if (over) return;
-    static thread_local place_holder holder;
-    (void)holder;
-    if (unsigned const place = places_of_threads.take(); place != thread_places)
-      this_thread_place = {&places_of_threads, place};
-  }
-  /// The same. A thread that gets none has none for good.
-  static void take_now_or_never() noexcept {
-    if (this_thread_place.table != nullptr) return;
-    take();
-    over = this_thread_place.table == nullptr;
-  }
-
- private:
-  /// code that runs later, in other destructors, has no place
-  static inline thread_local constinit bool over = false;
-};
-
-}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/policy/tracked_slot.hpp
 // What one thread counts for `tracked`, and what `tracked` reports. The thread writes with plain stores, and
 // any thread may read. Its totals only grow, so two equal reads prove that nothing was counted between them.
@@ -14627,57 +14693,6 @@ class looked_up {
 #include <new>
 #include <type_traits>
 #include <utility>
-
-// ---- tarn/core/static_mutex.hpp
-// static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
-
-#include <new>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module
-/// may have been unloaded, and the mutex with it.
-class static_mutex {
- public:
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
-
-  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
-  class user {
-   public:
-    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
-
-   private:
-    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
-    static void release(void* of, fork_side side) noexcept {
-      static_cast<user*>(of)->mutex_.release_after_fork(side);
-    }
-
-    static_mutex& mutex_;
-    at_fork member_{this, &take, &release};
-  };
-
- private:
-  // By the forking thread, which takes the mutex once for all users.
-  [[nodiscard]] bool take_for_fork() noexcept {
-    if (taken_ == 0 && !mutex_.try_lock()) return false;
-    ++taken_;
-    return true;
-  }
-  void release_after_fork(fork_side side) noexcept {
-    if (side == fork_side::parent) {
-      if (--taken_ == 0) mutex_.unlock();
-      return;
-    }
-    taken_ = 0;
-    (void)::new (static_cast<void*>(&mutex_)) mutex;  // another owner does not exist in the child
-  }
-
-  mutex mutex_;
-  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
-};
-
-}  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE::detail {
 
@@ -22613,51 +22628,6 @@ struct retry_on_oom {
 #include <cstdio>
 #include <utility>
 
-// ---- tarn/core/file_error.hpp
-// file_error: why a file cannot be read or written.
-
-#include <cerrno>
-#include <cstddef>
-#include <cstring>
-#include <string_view>
-#include <system_error>
-#include <utility>
-
-namespace TARN_NAMESPACE {
-
-namespace detail {
-// strerror_r returns a text (GNU) or a status (POSIX).
-[[nodiscard]] inline char const* error_text(char const* text, char const*) noexcept {
-  return text;
-}
-[[nodiscard]] inline char const* error_text(int failed, char const* text) noexcept {
-  return failed == 0 ? text : "unknown error";
-}
-}  // namespace detail
-
-/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno.
-/// Where no system call failed, error() is 0 and code() is std::errc::invalid_argument. Of a long path, the
-/// message has the end.
-class file_error : public detail::error_of<std::system_error, 512> {
- public:
-  file_error(std::string_view path, std::string_view what, int error)
-      : error_of(std::in_place, std::error_code(error != 0 ? error : EINVAL, std::generic_category())),
-        error_(error) {
-    constexpr std::size_t longest = 200;
-    text_.add("tarn: ").add(path.size() > longest ? "..." : "").add(detail::text_suffix(path, longest));
-    text_.add(": ").add(what);
-    if (error == 0) return;
-    char reason[96] = "";
-    text_.add(" (errno ").add_number(error).add(", ");
-    text_.add(detail::error_text(::strerror_r(error, reason, sizeof reason), reason)).add(")");
-  }
-  [[nodiscard]] int error() const noexcept { return error_; }
-
- private:
-  int error_;
-};
-
-}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/trace_format.hpp
 // The trace format: one line per event, readable by people and by tarn_replay.
 //

@@ -14,7 +14,6 @@
 #include "catch.hpp"
 #include "tarn/core/any_error.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/file_error.hpp"
 #include "tarn/dlpack.hpp"
 #include "tarn/nccl.hpp"
 #include "tarn/policy/accessible_from.hpp"

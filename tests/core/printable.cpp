@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tarn/core/printable.hpp"
+#include "tarn/core/text.hpp"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tarn/core/static_mutex.hpp"
+#include "tarn/core/at_fork.hpp"
 
 #include <atomic>
 #include <memory>

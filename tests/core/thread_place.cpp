@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "tarn/core/thread_place.hpp"
+#include "tarn/core/thread_tag.hpp"
 
 #include <atomic>
 #include <barrier>

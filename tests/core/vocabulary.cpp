@@ -12,7 +12,6 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
-#include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/stream.hpp"

@@ -969,14 +969,14 @@ PLANTED = {
     "each thread has a place of its own": [
         Mutant(
             "two threads get one place",
-            "core/thread_place.hpp",
+            "core/thread_tag.hpp",
             "taken | std::uint32_t{1} << place,",
             "taken,",
             finder="tests/core/thread_place.cpp",
         ),
         Mutant(
             "an ended thread keeps its place",
-            "core/thread_place.hpp",
+            "core/thread_tag.hpp",
             "    places_of_threads.give_back(place);\n",
             "",
             finder="tests/core/thread_place.cpp",
@@ -1479,7 +1479,7 @@ PLANTED = {
         ),
         Mutant(
             "a name controls the terminal that prints it",
-            "core/printable.hpp",
+            "core/text.hpp",
             "  if (length == 1) return first < 0x20 || first == 0x7F;\n",
             "  if (length == 1) return first < 0x09 || first == 0x7F;\n",
             finder="tests/core/printable.cpp",
@@ -1778,7 +1778,7 @@ PLANTED = {
         ),
         Mutant(
             "an error without errno has the code of success",
-            "core/file_error.hpp",
+            "core/error.hpp",
             "error != 0 ? error : EINVAL",
             "error",
             finder="tests/core/any_error.cpp",

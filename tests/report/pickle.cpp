@@ -11,9 +11,9 @@
 #include "report/sample_snapshot.hpp"
 #include "report/undo.hpp"
 #include "report/unpickle.hpp"
+#include "tarn/core/text.hpp"
 #include "tarn/report/pickle.hpp"
 #include "tarn/report/pickle_text.hpp"
-#include "tarn/report/utf8.hpp"
 #include "tarn/report/viewer_history.hpp"
 
 using namespace tarn;

@@ -14,7 +14,7 @@ CLASSES = [
     ("core/at_fork.hpp", "class fork_mutex {"),
     ("core/owned.hpp", "class counted {"),
     ("core/tag.hpp", "class tag_names {"),
-    ("core/thread_place.hpp", "class place_table {"),
+    ("core/thread_tag.hpp", "class place_table {"),
     ("driver/sim/sim_machine.hpp", "struct sim_state {"),
     ("policy/tracked_numbers.hpp", "class tracked_numbers {"),
     ("policy/tracked_slot.hpp", "class alignas(256) tracked_slot {"),

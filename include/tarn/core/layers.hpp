@@ -18,7 +18,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "tarn/core/attribution.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/location_scope.hpp"

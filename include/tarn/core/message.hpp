@@ -7,7 +7,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "tarn/core/printable.hpp"
+#include "tarn/core/text.hpp"
 
 namespace TARN_NAMESPACE {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Concepts for resources, page sources and memory sources.
+// Concepts for resources, page sources and memory sources, and the tags of their memory.
 //
 // | expression                                | returns   | throws                       | meaning                                           |
 // |-------------------------------------------|-----------|------------------------------|---------------------------------------------------|
@@ -19,11 +19,29 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
-#include "tarn/core/property.hpp"
 #include "tarn/core/stream.hpp"
 
 namespace TARN_NAMESPACE {
+
+// Memory accessibility: empty tags that a resource lists in its type.
+
+/// Kernels may read and write the memory.
+struct device_accessible {};
+/// The host may read and write the memory.
+struct host_accessible {};
+
+/// A list of tags; a resource declares `using properties = property_set<device_accessible>;`.
+template <class... Tags>
+struct property_set {
+  template <class Tag>
+  static constexpr bool has = (std::is_same_v<Tag, Tags> || ...);
+};
+
+/// True if the resource's memory has the tag.
+template <class Resource, class Tag>
+inline constexpr bool has_property = Resource::properties::template has<Tag>;
 
 template <class R>
 concept has_allocate = requires(R& r, stream_ref stream, std::size_t bytes, std::size_t alignment) {

@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "tarn/core/at_fork.hpp"
-#include "tarn/core/attribution.hpp"
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/scope_chain.hpp"

@@ -11,7 +11,7 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
-#include "tarn/core/property.hpp"
+#include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"

@@ -8,13 +8,11 @@
 #include <cstddef>
 #include <utility>
 
-#include "tarn/core/attribution.hpp"
 #include "tarn/core/bytes.hpp"
-#include "tarn/core/call_names.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/layers.hpp"
+#include "tarn/core/location_scope.hpp"
 #include "tarn/core/pool_call.hpp"
-#include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/tracked.hpp"

@@ -7,13 +7,13 @@
 #include <new>
 #include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/source_location.hpp"
-#include "tarn/core/static_mutex.hpp"
 #include "tarn/core/wait.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"

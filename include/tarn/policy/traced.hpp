@@ -11,7 +11,7 @@
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
-#include "tarn/core/file_error.hpp"
+#include "tarn/core/error.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/policy/compose.hpp"

@@ -38,7 +38,6 @@
 #include "tarn/core/deferred_count.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/mutex.hpp"
-#include "tarn/core/thread_place.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/policy/tracked_slot.hpp"
 

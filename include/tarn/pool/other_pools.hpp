@@ -13,11 +13,11 @@
 #include <type_traits>
 #include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/mutex.hpp"
-#include "tarn/core/static_mutex.hpp"
 #include "tarn/core/wait.hpp"
 
 namespace TARN_NAMESPACE::detail {

@@ -38,7 +38,6 @@
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/owned.hpp"
-#include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sleeping.hpp"

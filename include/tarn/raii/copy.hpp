@@ -10,7 +10,7 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
-#include "tarn/core/property.hpp"
+#include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/raii/stream.hpp"
 

@@ -14,7 +14,6 @@
 #include "tarn/core/text.hpp"
 #include "tarn/debug/memory_history.hpp"
 #include "tarn/report/summary.hpp"
-#include "tarn/report/utf8.hpp"
 
 namespace TARN_NAMESPACE {
 

@@ -14,7 +14,6 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
-#include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/core/text.hpp"

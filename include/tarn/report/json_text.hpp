@@ -11,7 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "tarn/report/utf8.hpp"
+#include "tarn/core/text.hpp"
 
 namespace TARN_NAMESPACE::detail {
 

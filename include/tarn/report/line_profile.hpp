@@ -22,7 +22,6 @@
 #include "tarn/core/text.hpp"
 #include "tarn/raii/peak_scope.hpp"
 #include "tarn/report/summary.hpp"
-#include "tarn/report/utf8.hpp"
 
 namespace TARN_NAMESPACE {
 

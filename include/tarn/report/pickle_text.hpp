@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tarn/report/utf8.hpp"
+#include "tarn/core/text.hpp"
 
 namespace TARN_NAMESPACE::detail {
 

@@ -10,12 +10,12 @@
 #include <string_view>
 
 #include "tarn/core/resource.hpp"
+#include "tarn/core/text.hpp"
 #include "tarn/report/html_data.hpp"
 #include "tarn/report/json_text.hpp"
 #include "tarn/report/snapshot.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/report/timeline_page.hpp"
-#include "tarn/report/utf8.hpp"
 #include "tarn/report/write_file.hpp"
 
 namespace TARN_NAMESPACE {

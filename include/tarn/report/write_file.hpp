@@ -16,7 +16,7 @@
 #include <ostream>
 #include <string>
 
-#include "tarn/core/file_error.hpp"
+#include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 
 namespace TARN_NAMESPACE::detail {

@@ -18,7 +18,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/descriptor.hpp"
-#include "tarn/core/file_error.hpp"
+#include "tarn/core/error.hpp"
 
 namespace TARN_NAMESPACE {
 

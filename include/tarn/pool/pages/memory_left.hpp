@@ -11,7 +11,6 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
-#include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/no_driver.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"

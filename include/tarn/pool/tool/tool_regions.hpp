@@ -23,7 +23,6 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/mutex.hpp"
-#include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/shared_resource.hpp"
