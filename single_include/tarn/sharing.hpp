@@ -623,7 +623,7 @@ class exported_pages {
 template <class Memory>
 class [[nodiscard]] exported_block {
   using driver_type = std::remove_cvref_t<decltype(std::declval<Memory const&>().driver())>;
-  static_assert(sharing_driver<driver_type>, "tarn: this driver cannot export pages; see sharing_driver.hpp");
+  static_assert(sharing_driver<driver_type>, "tarn: this driver cannot export pages; see driver/driver.hpp");
 
  public:
   /// See export_block().

@@ -1525,10 +1525,289 @@ namespace TARN_NAMESPACE::detail {
 }
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/driver/sim/sim_convert.hpp
-// Element conversion as simulated work: a kernel whose reads and writes the order checker records.
+// ---- tarn/driver/sim/sim_machine.hpp
+// A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take
+// memory away, capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its
+// devices.
+
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <memory>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+// ---- tarn/driver/sim/sim_async.hpp
+// The simulated cudaMallocAsync. Freed blocks are cached and reused in stream order, and return to the device
+// at the next synchronisation (release threshold 0, CUDA's default).
 
 #include <cstddef>
+#include <iterator>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+// ---- tarn/driver/sim/sim_streams.hpp
+// The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: see
+// sim_timeline.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+// ---- tarn/driver/sim/sim_capture.hpp
+// What a captured stream records: a graph of work, where a node starts after the nodes that it depends on.
+//
+//   work on S       a node that depends on the leaves of S, and is the only leaf of S from now on
+//   record(E, S)    E keeps the leaves of S           wait(S, E)    the leaves of E become leaves of S, too
+//
+// Every node belongs to a branch: a chain of nodes, each an ancestor of the next. Branch 0 begins with the
+// first node.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+// ---- tarn/driver/sim/sim_tsan.hpp
+// The simulated GPU under ThreadSanitizer: each stream is a separate thread, and only what orders streams and
+// the host on a GPU orders them here. Without ThreadSanitizer these are empty types.
+//
+//   the host enqueues work    the work is ordered after this thread's past and the stream's past
+//   record(E, S)              E keeps the stream's past          wait(S, E)              E's past is added to S's
+//   synchronize(S or E)       this thread is ordered after it    query(E) = done         likewise
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#if TARN_TSAN
+#include <sanitizer/tsan_interface.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <map>
+#include <new>
+#include <vector>
+
+extern "C" void AnnotateIgnoreReadsBegin(char const* file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(char const* file, int line);
+extern "C" void AnnotateIgnoreWritesBegin(char const* file, int line);
+extern "C" void AnnotateIgnoreWritesEnd(char const* file, int line);
+#endif
+
+namespace TARN_NAMESPACE::detail {
+
+#if TARN_TSAN
+
+/// A stream's own context. The machine's lock creates no order in it: a real driver's locks are invisible to
+/// the program.
+///
+/// Its work runs on a stack of its own. On the stack of the thread that runs it, it would write where that
+/// thread has written before, and ThreadSanitizer would report a race: of all local variables at -O0, of a
+/// few with optimisation.
+class sim_fiber {
+ public:
+  static constexpr std::size_t stack_bytes = std::size_t{1} << 20;
+
+  sim_fiber()
+      : stack_(mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                    -1, 0)) {
+    if (stack_ == MAP_FAILED) throw std::bad_alloc();
+    handle_ = __tsan_create_fiber(0);
+  }
+  sim_fiber& operator=(sim_fiber&&) = delete;
+  ~sim_fiber() {
+    __tsan_destroy_fiber(handle_);
+    (void)munmap(stack_, stack_bytes);
+  }
+  [[nodiscard]] void* handle() const noexcept { return handle_; }
+  [[nodiscard]] void* stack() const noexcept { return stack_; }
+
+ private:
+  void* stack_;
+  void* handle_ = nullptr;
+};
+
+/// An action that runs as another thread, which is ordered after some moments and releases one.
+struct sim_fiber_call {
+  void* fiber;
+  void* const* after;
+  std::size_t count;
+  void* makes;
+  void (*act)(void*);
+  void* what;
+  ucontext_t host = {};
+  ucontext_t own = {};
+};
+
+// Neither is instrumented: they read host data, and must not create an order between the two.
+
+/// The first function on the fiber's stack. makecontext() passes integers: the halves of the address of a
+/// sim_fiber_call.
+__attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void start_fiber_call(unsigned high,
+                                                                                  unsigned low) {
+  auto* const call = reinterpret_cast<sim_fiber_call*>(static_cast<std::uintptr_t>(high) << 32U |
+                                                       low);  // NOLINT: an address
+  void* const host = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(call->fiber, __tsan_switch_to_fiber_no_sync);
+  for (std::size_t i = 0; i < call->count; ++i) __tsan_acquire(call->after[i]);
+  call->act(call->what);
+  __tsan_release(call->makes);
+  __tsan_switch_to_fiber(host, __tsan_switch_to_fiber_no_sync);
+  (void)swapcontext(&call->own, &call->host);
+}
+__attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void run_in_fiber(sim_fiber_call& call,
+                                                                              void* stack) {
+  (void)getcontext(&call.own);
+  call.own.uc_stack.ss_sp = stack;
+  call.own.uc_stack.ss_size = sim_fiber::stack_bytes;
+  auto const address = reinterpret_cast<std::uintptr_t>(&call);
+  makecontext(&call.own, reinterpret_cast<void (*)()>(start_fiber_call), 2,
+              static_cast<unsigned>(address >> 32U), static_cast<unsigned>(address));
+  (void)swapcontext(&call.host, &call.own);
+}
+
+/// The start and the end of one operation, identified by their addresses.
+struct sim_moment {
+  char begun = 0;
+  char over = 0;
+};
+
+/// The latest operation of each stream that something is ordered after.
+class sim_past {
+ public:
+  void join(sim_past const& other) {
+    for (auto const& [stream, moment] : other.latest_) add(stream, moment);
+  }
+  /// Orders the calling thread after all of it.
+  void observe() const {
+    for (auto const& [stream, moment] : latest_) __tsan_acquire(&moment.second->over);
+  }
+
+ private:
+  template <class Work>
+  friend class sim_ordered_work;
+  using numbered = std::pair<std::uint64_t, std::shared_ptr<sim_moment>>;
+  void add(stream_id stream, numbered const& moment) {
+    numbered& known = latest_[stream];
+    if (known.first < moment.first) known = moment;
+  }
+  std::map<stream_id, numbered> latest_;
+};
+
+/// The fiber that runs a stream's work; created with the stream's first work.
+class sim_context {
+ public:
+  [[nodiscard]] std::shared_ptr<sim_fiber> const& fiber() {
+    if (!fiber_) fiber_ = std::make_shared<sim_fiber>();
+    return fiber_;
+  }
+
+ private:
+  std::shared_ptr<sim_fiber> fiber_;
+};
+
+/// One enqueued operation. The stream that ran it also destroys it, since the stream has accessed its
+/// contents.
+template <class Work>
+class sim_ordered_work {
+ public:
+  /// Adds this work to `past`, which belongs to the stream.
+  sim_ordered_work(std::shared_ptr<Work> work, sim_context& context, sim_past& past, stream_id stream,
+                   std::uint64_t number)
+      : fiber_(context.fiber()),
+        before_(past),
+        moment_(std::make_shared<sim_moment>()),
+        held_(std::make_unique<std::shared_ptr<Work>>(std::move(work))) {
+    __tsan_release(&moment_->begun);
+    past.add(stream, {number, moment_});
+  }
+  /// Lets the host inspect the work, which the stream destroys, without creating an order between the two.
+  template <class Look>
+  [[nodiscard]] auto look(Look const& f) const noexcept {
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    auto const seen = f(**held_);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+    return seen;
+  }
+  void run() {
+    std::vector<void*> after{&moment_->begun};
+    for (auto const& [stream, moment] : before_.latest_) after.push_back(&moment.second->over);
+    auto const act = [](void* held) {
+      auto* const work = static_cast<std::shared_ptr<Work>*>(held);
+      (*work)->act();
+      delete work;
+    };
+    sim_fiber_call call{fiber_->handle(), after.data(), after.size(), &moment_->over, act, held_.release()};
+    run_in_fiber(call, fiber_->stack());
+  }
+
+ private:
+  std::shared_ptr<sim_fiber> fiber_;
+  sim_past before_;
+  std::shared_ptr<sim_moment> moment_;
+  std::unique_ptr<std::shared_ptr<Work>> held_;
+};
+
+/// Destroys what streams have read, such as the work of a graph, without creating an order between them and
+/// this thread.
+template <class Held>
+void drop_unordered(Held& held) noexcept {
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+  AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  held = {};
+  AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+}
+
+#else
+
+template <class Held>
+void drop_unordered(Held&) noexcept {}
+struct sim_past {
+  constexpr void join(sim_past const&) const noexcept {}
+  constexpr void observe() const noexcept {}
+};
+struct sim_context {};
+template <class Work>
+class sim_ordered_work {
+ public:
+  sim_ordered_work(std::shared_ptr<Work> work, sim_context&, sim_past&, stream_id, std::uint64_t) noexcept
+      : work_(std::move(work)) {}
+  template <class Look>
+  [[nodiscard]] auto look(Look const& f) const noexcept {
+    return f(*work_);
+  }
+  void run() { work_->act(); }
+
+ private:
+  std::shared_ptr<Work> work_;
+};
+
+#endif
+
+}  // namespace TARN_NAMESPACE::detail
+// ---- tarn/driver/sim/sim_work.hpp
+// Operations of simulated streams: kernels, copies and fills, with the bytes that each reads or writes.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <utility>
+#include <vector>
 
 // ---- tarn/core/element.hpp
 #ifndef TARN_SINGLE_CORE_ELEMENT_HPP
@@ -1825,16 +2104,6 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 
 }  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_CORE_ELEMENT_HPP
-// ---- tarn/driver/sim/sim_work.hpp
-// Operations of simulated streams: kernels, copies and fills, with the bytes that each reads or writes.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <initializer_list>
-#include <utility>
-#include <vector>
 
 namespace TARN_NAMESPACE {
 
@@ -1925,9 +2194,7 @@ struct sim_transfer_work final : sim_element_work {
   std::size_t bytes = 0;
 };
 
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE::detail {
+// Element conversion as simulated work: a kernel whose reads and writes the order checker records.
 
 template <class To, class From>
 class sim_conversion final : public sim_element_work {
@@ -1954,279 +2221,6 @@ class sim_conversion final : public sim_element_work {
   std::size_t count_;
   int device_;
 };
-
-}  // namespace TARN_NAMESPACE::detail
-// ---- tarn/driver/sim/sim_machine.hpp
-// A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take
-// memory away, capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its
-// devices.
-
-#include <cstdint>
-#include <cstdlib>
-#include <initializer_list>
-#include <memory>
-#include <new>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-// ---- tarn/driver/sim/sim_async.hpp
-// The simulated cudaMallocAsync. Freed blocks are cached and reused in stream order, and return to the device
-// at the next synchronisation (release threshold 0, CUDA's default).
-
-#include <cstddef>
-#include <iterator>
-#include <map>
-#include <unordered_map>
-#include <utility>
-#include <vector>
-
-// ---- tarn/driver/sim/sim_streams.hpp
-// The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: see
-// sim_timeline.
-
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <unordered_map>
-#include <utility>
-#include <vector>
-
-// ---- tarn/driver/sim/sim_capture.hpp
-// What a captured stream records: a graph of work, where a node starts after the nodes that it depends on.
-//
-//   work on S       a node that depends on the leaves of S, and is the only leaf of S from now on
-//   record(E, S)    E keeps the leaves of S           wait(S, E)    the leaves of E become leaves of S, too
-//
-// Every node belongs to a branch: a chain of nodes, each an ancestor of the next. Branch 0 begins with the
-// first node.
-
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
-
-// ---- tarn/driver/sim/sim_tsan.hpp
-// The simulated GPU under ThreadSanitizer: each stream is a separate thread, and only what orders streams and
-// the host on a GPU orders them here. Without ThreadSanitizer these are empty types.
-//
-//   the host enqueues work    the work is ordered after this thread's past and the stream's past
-//   record(E, S)              E keeps the stream's past          wait(S, E)              E's past is added to S's
-//   synchronize(S or E)       this thread is ordered after it    query(E) = done         likewise
-
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <utility>
-
-#if TARN_TSAN
-#include <sanitizer/tsan_interface.h>
-#include <sys/mman.h>
-#include <ucontext.h>
-
-#include <map>
-#include <new>
-#include <vector>
-
-extern "C" void AnnotateIgnoreReadsBegin(char const* file, int line);
-extern "C" void AnnotateIgnoreReadsEnd(char const* file, int line);
-extern "C" void AnnotateIgnoreWritesBegin(char const* file, int line);
-extern "C" void AnnotateIgnoreWritesEnd(char const* file, int line);
-#endif
-
-namespace TARN_NAMESPACE::detail {
-
-#if TARN_TSAN
-
-/// A stream's own context. The machine's lock creates no order in it: a real driver's locks are invisible to
-/// the program.
-///
-/// Its work runs on a stack of its own. On the stack of the thread that runs it, it would write where that
-/// thread has written before, and ThreadSanitizer would report a race: of all local variables at -O0, of a
-/// few with optimisation.
-class sim_fiber {
- public:
-  static constexpr std::size_t stack_bytes = std::size_t{1} << 20;
-
-  sim_fiber()
-      : stack_(mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                    -1, 0)) {
-    if (stack_ == MAP_FAILED) throw std::bad_alloc();
-    handle_ = __tsan_create_fiber(0);
-  }
-  sim_fiber& operator=(sim_fiber&&) = delete;
-  ~sim_fiber() {
-    __tsan_destroy_fiber(handle_);
-    (void)munmap(stack_, stack_bytes);
-  }
-  [[nodiscard]] void* handle() const noexcept { return handle_; }
-  [[nodiscard]] void* stack() const noexcept { return stack_; }
-
- private:
-  void* stack_;
-  void* handle_ = nullptr;
-};
-
-/// An action that runs as another thread, which is ordered after some moments and releases one.
-struct sim_fiber_call {
-  void* fiber;
-  void* const* after;
-  std::size_t count;
-  void* makes;
-  void (*act)(void*);
-  void* what;
-  ucontext_t host = {};
-  ucontext_t own = {};
-};
-
-// Neither is instrumented: they read host data, and must not create an order between the two.
-
-/// The first function on the fiber's stack. makecontext() passes integers: the halves of the address of a
-/// sim_fiber_call.
-__attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void start_fiber_call(unsigned high,
-                                                                                  unsigned low) {
-  auto* const call = reinterpret_cast<sim_fiber_call*>(static_cast<std::uintptr_t>(high) << 32U |
-                                                       low);  // NOLINT: an address
-  void* const host = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(call->fiber, __tsan_switch_to_fiber_no_sync);
-  for (std::size_t i = 0; i < call->count; ++i) __tsan_acquire(call->after[i]);
-  call->act(call->what);
-  __tsan_release(call->makes);
-  __tsan_switch_to_fiber(host, __tsan_switch_to_fiber_no_sync);
-  (void)swapcontext(&call->own, &call->host);
-}
-__attribute__((no_sanitize("thread"))) TARN_NOINLINE inline void run_in_fiber(sim_fiber_call& call,
-                                                                              void* stack) {
-  (void)getcontext(&call.own);
-  call.own.uc_stack.ss_sp = stack;
-  call.own.uc_stack.ss_size = sim_fiber::stack_bytes;
-  auto const address = reinterpret_cast<std::uintptr_t>(&call);
-  makecontext(&call.own, reinterpret_cast<void (*)()>(start_fiber_call), 2,
-              static_cast<unsigned>(address >> 32U), static_cast<unsigned>(address));
-  (void)swapcontext(&call.host, &call.own);
-}
-
-/// The start and the end of one operation, identified by their addresses.
-struct sim_moment {
-  char begun = 0;
-  char over = 0;
-};
-
-/// The latest operation of each stream that something is ordered after.
-class sim_past {
- public:
-  void join(sim_past const& other) {
-    for (auto const& [stream, moment] : other.latest_) add(stream, moment);
-  }
-  /// Orders the calling thread after all of it.
-  void observe() const {
-    for (auto const& [stream, moment] : latest_) __tsan_acquire(&moment.second->over);
-  }
-
- private:
-  template <class Work>
-  friend class sim_ordered_work;
-  using numbered = std::pair<std::uint64_t, std::shared_ptr<sim_moment>>;
-  void add(stream_id stream, numbered const& moment) {
-    numbered& known = latest_[stream];
-    if (known.first < moment.first) known = moment;
-  }
-  std::map<stream_id, numbered> latest_;
-};
-
-/// The fiber that runs a stream's work; created with the stream's first work.
-class sim_context {
- public:
-  [[nodiscard]] std::shared_ptr<sim_fiber> const& fiber() {
-    if (!fiber_) fiber_ = std::make_shared<sim_fiber>();
-    return fiber_;
-  }
-
- private:
-  std::shared_ptr<sim_fiber> fiber_;
-};
-
-/// One enqueued operation. The stream that ran it also destroys it, since the stream has accessed its
-/// contents.
-template <class Work>
-class sim_ordered_work {
- public:
-  /// Adds this work to `past`, which belongs to the stream.
-  sim_ordered_work(std::shared_ptr<Work> work, sim_context& context, sim_past& past, stream_id stream,
-                   std::uint64_t number)
-      : fiber_(context.fiber()),
-        before_(past),
-        moment_(std::make_shared<sim_moment>()),
-        held_(std::make_unique<std::shared_ptr<Work>>(std::move(work))) {
-    __tsan_release(&moment_->begun);
-    past.add(stream, {number, moment_});
-  }
-  /// Lets the host inspect the work, which the stream destroys, without creating an order between the two.
-  template <class Look>
-  [[nodiscard]] auto look(Look const& f) const noexcept {
-    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
-    auto const seen = f(**held_);
-    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
-    return seen;
-  }
-  void run() {
-    std::vector<void*> after{&moment_->begun};
-    for (auto const& [stream, moment] : before_.latest_) after.push_back(&moment.second->over);
-    auto const act = [](void* held) {
-      auto* const work = static_cast<std::shared_ptr<Work>*>(held);
-      (*work)->act();
-      delete work;
-    };
-    sim_fiber_call call{fiber_->handle(), after.data(), after.size(), &moment_->over, act, held_.release()};
-    run_in_fiber(call, fiber_->stack());
-  }
-
- private:
-  std::shared_ptr<sim_fiber> fiber_;
-  sim_past before_;
-  std::shared_ptr<sim_moment> moment_;
-  std::unique_ptr<std::shared_ptr<Work>> held_;
-};
-
-/// Destroys what streams have read, such as the work of a graph, without creating an order between them and
-/// this thread.
-template <class Held>
-void drop_unordered(Held& held) noexcept {
-  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
-  AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
-  held = {};
-  AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
-  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
-}
-
-#else
-
-template <class Held>
-void drop_unordered(Held&) noexcept {}
-struct sim_past {
-  constexpr void join(sim_past const&) const noexcept {}
-  constexpr void observe() const noexcept {}
-};
-struct sim_context {};
-template <class Work>
-class sim_ordered_work {
- public:
-  sim_ordered_work(std::shared_ptr<Work> work, sim_context&, sim_past&, stream_id, std::uint64_t) noexcept
-      : work_(std::move(work)) {}
-  template <class Look>
-  [[nodiscard]] auto look(Look const& f) const noexcept {
-    return f(*work_);
-  }
-  void run() { work_->act(); }
-
- private:
-  std::shared_ptr<Work> work_;
-};
-
-#endif
 
 }  // namespace TARN_NAMESPACE::detail
 
@@ -2915,14 +2909,20 @@ class sim_order : public sim_agents {
 #include <utility>
 #include <vector>
 
-// ---- tarn/driver/sim/sim_stream.hpp
-// One stream, one event and one device of the simulated GPU: what each has to wait for.
+// ---- tarn/driver/sim/sim_stream_table.hpp
+// The devices, streams and events of a simulated machine, and their handles.
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace TARN_NAMESPACE::detail {
+
+// One stream, one event and one device of the simulated GPU: what each has to wait for.
 
 /// How far device work runs beyond its nominal duration: a different schedule for each seed. See sim_options.
 struct sim_schedule {
@@ -3019,6 +3019,181 @@ struct sim_device {
     clock.join(order->clock(stream.agent));
     if (blocking) blocking_clock.join(order->clock(stream.agent));
   }
+};
+
+/// Callers hold the machine's lock.
+class sim_stream_table {
+ public:
+  /// Returns the stream of a handle; a default handle means the given device's, or that of the device which
+  /// its identity names. Null if there is none. A per-thread default stream of another thread cannot be
+  /// reached by its handle: the legacy default stream, which is ordered with it, is returned instead (as in
+  /// cuda_driver).
+  sim_stream* find(stream_ref stream, int device) {
+    auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
+    if (handle <= per_thread_handle && stream.id() != stream_ref::unknown_id)
+      device = device_of_default(stream.id(), device);
+    auto& d = devices_[static_cast<std::size_t>(device)];
+    if (handle <= legacy_handle) return &d.legacy;
+    if (handle == per_thread_handle) {
+      sim_stream& own = own_default_stream(device);
+      bool const reached = stream.id() == stream_ref::unknown_id || stream.id() == own.id;
+      return reached ? &own : &d.legacy;
+    }
+    auto const it = streams_.find(handle);
+    return it == streams_.end() ? nullptr : &it->second;
+  }
+
+  /// Whether a stream that was created exists, by its handle and identity.
+  [[nodiscard]] bool has(stream_ref stream) const noexcept {
+    auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
+    return it != streams_.end() && it->second.id == stream.id();
+  }
+
+  /// Handles are reused, the latest freed first, as drivers do; identities are never reused.
+  void create_stream(int device, sim_blocking blocking, stream_ref& stream) {
+    stream_id const id = next_id_++;
+    std::uintptr_t const handle = take_handle(free_streams_, next_stream_, stream_handles);
+    streams_.emplace(handle, make_stream(device, blocking, id));
+    stream = stream_ref::from(reinterpret_cast<void*>(handle), id);
+  }
+
+  void create_event(int device, event_handle& event) {
+    auto made = std::make_shared<sim_event>();
+    made->device = device;
+    event = add_event(std::move(made));
+  }
+  /// Creates an event that open_event() finds by the serial number returned.
+  std::uint64_t create_shared_event(int device, event_handle& event) {
+    create_event(device, event);
+    return find_event(event)->serial = ++last_serial_;
+  }
+  /// A second handle of a shared event, which lives until the last of its handles is destroyed.
+  sim_code open_event(std::uint64_t serial, event_handle& event) {
+    for (auto const& [of, shared] : events_) {
+      if (serial == 0 || shared->serial != serial) continue;
+      event = add_event(shared);
+      return sim_code::ok;
+    }
+    return sim_code::invalid_value;
+  }
+  sim_code destroy_event(event_handle event) {
+    auto const it = events_.find(reinterpret_cast<std::uintptr_t>(event));
+    if (it == events_.end()) return sim_code::invalid_handle;
+    free_events_.push_back(it->first);
+    events_.erase(it);
+    return sim_code::ok;
+  }
+  sim_event* find_event(event_handle event) noexcept {
+    auto const it = events_.find(reinterpret_cast<std::uintptr_t>(event));
+    return it == events_.end() ? nullptr : it->second.get();
+  }
+
+  [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
+  [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
+
+ protected:
+  sim_stream_table(sim_options const& options, sim_order* order)
+      : devices_(static_cast<std::size_t>(options.devices)),
+        schedule_{options},
+        order_(order),
+        machine_(next_machine.fetch_add(1, std::memory_order_relaxed)) {
+    for (int d = 0; d < options.devices; ++d) {
+      sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
+      // Fixed identities below all others, from 1: 0 means unknown.
+      legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
+      legacy.legacy = legacy.is_default = true;
+    }
+  }
+
+  /// Work already enqueued continues; default streams are not destroyed.
+  /// @param capture  the capture that the stream takes part in, if any
+  /// @param id       the identity of the stream
+  sim_code take_stream(stream_ref stream, std::shared_ptr<sim_capture>& capture, stream_id& id) {
+    if (reinterpret_cast<std::uintptr_t>(stream.handle()) <= per_thread_handle) return sim_code::ok;
+    auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
+    if (it == streams_.end()) return sim_code::invalid_handle;
+    capture = std::move(it->second.capture);
+    id = it->second.id;
+    free_streams_.push_back(it->first);
+    streams_.erase(it);
+    return sim_code::ok;
+  }
+  [[nodiscard]] stream_id new_id() noexcept { return next_id_++; }
+
+  template <class Visit>
+  void each_stream(int device, Visit const& visit) {
+    auto& d = devices_[static_cast<std::size_t>(device)];
+    visit(d.legacy);
+    for (auto& [thread, s] : d.per_thread) visit(s);
+    for (auto& [handle, s] : streams_) {
+      if (s.device == device) visit(s);
+    }
+  }
+
+  std::vector<sim_device> devices_;
+  sim_schedule schedule_;
+  sim_order* order_;
+
+ private:
+  static constexpr std::uintptr_t legacy_handle = 1;      // cudaStreamLegacy
+  static constexpr std::uintptr_t per_thread_handle = 2;  // cudaStreamPerThread
+  static constexpr stream_id first_legacy_id = 1;
+  static constexpr std::uintptr_t stream_handles = 0x51000000;
+  static constexpr std::uintptr_t event_handles = 0x52000000;
+
+  /// The device of a default stream by its identity; `otherwise` if it is none's.
+  [[nodiscard]] int device_of_default(stream_id id, int otherwise) const noexcept {
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      if (devices_[d].legacy.id == id) return static_cast<int>(d);
+      for (auto const& [thread, s] : devices_[d].per_thread) {
+        if (s.id == id) return static_cast<int>(d);
+      }
+    }
+    return otherwise;
+  }
+  sim_stream& own_default_stream(int device) {
+    auto& streams_here = devices_[static_cast<std::size_t>(device)].per_thread;
+    auto const thread = this_thread_number();
+    auto it = streams_here.find(thread);
+    if (it == streams_here.end()) {
+      it = streams_here.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;
+    }
+    it->second.is_default = true;
+    return it->second;
+  }
+  sim_stream make_stream(int device, sim_blocking blocking, stream_id id) {
+    sim_stream s;
+    s.id = id;
+    s.device = device;
+    s.blocking = blocking;
+    unsigned const slow = schedule_.options.slow_streams;
+    if (slow != 0) s.slow = schedule_.draw(1000) < slow && schedule_.seed != 0;
+    if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
+    return s;
+  }
+  [[nodiscard]] event_handle add_event(std::shared_ptr<sim_event> event) {
+    std::uintptr_t const handle = take_handle(free_events_, next_event_, event_handles);
+    events_[handle] = std::move(event);
+    return reinterpret_cast<void*>(handle);
+  }
+  std::uintptr_t take_handle(std::vector<std::uintptr_t>& free, std::uintptr_t& next,
+                             std::uintptr_t base) const {
+    if (free.empty()) return (machine_ % 0x8000 + 1) << 32 | (base + 16 * next++);
+    std::uintptr_t const handle = free.back();
+    free.pop_back();
+    return handle;
+  }
+
+  /// Numbers the machines, so that handles of one machine are invalid on another.
+  inline static std::atomic<std::uintptr_t> next_machine{0};
+
+  std::uintptr_t machine_;
+  std::unordered_map<std::uintptr_t, sim_stream> streams_;
+  std::unordered_map<std::uintptr_t, std::shared_ptr<sim_event>> events_;
+  std::uint64_t last_serial_ = 0;
+  std::vector<std::uintptr_t> free_streams_, free_events_;
+  std::uintptr_t next_stream_ = 0, next_event_ = 0;
+  stream_id next_id_ = 4096;  // above every device's legacy stream
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -3249,195 +3424,6 @@ class sim_replay {
   moment begin_;
   std::vector<sim_capture::range> others_;
   std::vector<moment> done_;
-};
-
-}  // namespace TARN_NAMESPACE::detail
-// ---- tarn/driver/sim/sim_stream_table.hpp
-// The devices, streams and events of a simulated machine, and their handles.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <unordered_map>
-#include <utility>
-#include <vector>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Callers hold the machine's lock.
-class sim_stream_table {
- public:
-  /// Returns the stream of a handle; a default handle means the given device's, or that of the device which
-  /// its identity names. Null if there is none. A per-thread default stream of another thread cannot be
-  /// reached by its handle: the legacy default stream, which is ordered with it, is returned instead (as in
-  /// cuda_driver).
-  sim_stream* find(stream_ref stream, int device) {
-    auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
-    if (handle <= per_thread_handle && stream.id() != stream_ref::unknown_id)
-      device = device_of_default(stream.id(), device);
-    auto& d = devices_[static_cast<std::size_t>(device)];
-    if (handle <= legacy_handle) return &d.legacy;
-    if (handle == per_thread_handle) {
-      sim_stream& own = own_default_stream(device);
-      bool const reached = stream.id() == stream_ref::unknown_id || stream.id() == own.id;
-      return reached ? &own : &d.legacy;
-    }
-    auto const it = streams_.find(handle);
-    return it == streams_.end() ? nullptr : &it->second;
-  }
-
-  /// Whether a stream that was created exists, by its handle and identity.
-  [[nodiscard]] bool has(stream_ref stream) const noexcept {
-    auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
-    return it != streams_.end() && it->second.id == stream.id();
-  }
-
-  /// Handles are reused, the latest freed first, as drivers do; identities are never reused.
-  void create_stream(int device, sim_blocking blocking, stream_ref& stream) {
-    stream_id const id = next_id_++;
-    std::uintptr_t const handle = take_handle(free_streams_, next_stream_, stream_handles);
-    streams_.emplace(handle, make_stream(device, blocking, id));
-    stream = stream_ref::from(reinterpret_cast<void*>(handle), id);
-  }
-
-  void create_event(int device, event_handle& event) {
-    auto made = std::make_shared<sim_event>();
-    made->device = device;
-    event = add_event(std::move(made));
-  }
-  /// Creates an event that open_event() finds by the serial number returned.
-  std::uint64_t create_shared_event(int device, event_handle& event) {
-    create_event(device, event);
-    return find_event(event)->serial = ++last_serial_;
-  }
-  /// A second handle of a shared event, which lives until the last of its handles is destroyed.
-  sim_code open_event(std::uint64_t serial, event_handle& event) {
-    for (auto const& [of, shared] : events_) {
-      if (serial == 0 || shared->serial != serial) continue;
-      event = add_event(shared);
-      return sim_code::ok;
-    }
-    return sim_code::invalid_value;
-  }
-  sim_code destroy_event(event_handle event) {
-    auto const it = events_.find(reinterpret_cast<std::uintptr_t>(event));
-    if (it == events_.end()) return sim_code::invalid_handle;
-    free_events_.push_back(it->first);
-    events_.erase(it);
-    return sim_code::ok;
-  }
-  sim_event* find_event(event_handle event) noexcept {
-    auto const it = events_.find(reinterpret_cast<std::uintptr_t>(event));
-    return it == events_.end() ? nullptr : it->second.get();
-  }
-
-  [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
-  [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
-
- protected:
-  sim_stream_table(sim_options const& options, sim_order* order)
-      : devices_(static_cast<std::size_t>(options.devices)),
-        schedule_{options},
-        order_(order),
-        machine_(next_machine.fetch_add(1, std::memory_order_relaxed)) {
-    for (int d = 0; d < options.devices; ++d) {
-      sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
-      // Fixed identities below all others, from 1: 0 means unknown.
-      legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
-      legacy.legacy = legacy.is_default = true;
-    }
-  }
-
-  /// Work already enqueued continues; default streams are not destroyed.
-  /// @param capture  the capture that the stream takes part in, if any
-  /// @param id       the identity of the stream
-  sim_code take_stream(stream_ref stream, std::shared_ptr<sim_capture>& capture, stream_id& id) {
-    if (reinterpret_cast<std::uintptr_t>(stream.handle()) <= per_thread_handle) return sim_code::ok;
-    auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
-    if (it == streams_.end()) return sim_code::invalid_handle;
-    capture = std::move(it->second.capture);
-    id = it->second.id;
-    free_streams_.push_back(it->first);
-    streams_.erase(it);
-    return sim_code::ok;
-  }
-  [[nodiscard]] stream_id new_id() noexcept { return next_id_++; }
-
-  template <class Visit>
-  void each_stream(int device, Visit const& visit) {
-    auto& d = devices_[static_cast<std::size_t>(device)];
-    visit(d.legacy);
-    for (auto& [thread, s] : d.per_thread) visit(s);
-    for (auto& [handle, s] : streams_) {
-      if (s.device == device) visit(s);
-    }
-  }
-
-  std::vector<sim_device> devices_;
-  sim_schedule schedule_;
-  sim_order* order_;
-
- private:
-  static constexpr std::uintptr_t legacy_handle = 1;      // cudaStreamLegacy
-  static constexpr std::uintptr_t per_thread_handle = 2;  // cudaStreamPerThread
-  static constexpr stream_id first_legacy_id = 1;
-  static constexpr std::uintptr_t stream_handles = 0x51000000;
-  static constexpr std::uintptr_t event_handles = 0x52000000;
-
-  /// The device of a default stream by its identity; `otherwise` if it is none's.
-  [[nodiscard]] int device_of_default(stream_id id, int otherwise) const noexcept {
-    for (std::size_t d = 0; d < devices_.size(); ++d) {
-      if (devices_[d].legacy.id == id) return static_cast<int>(d);
-      for (auto const& [thread, s] : devices_[d].per_thread) {
-        if (s.id == id) return static_cast<int>(d);
-      }
-    }
-    return otherwise;
-  }
-  sim_stream& own_default_stream(int device) {
-    auto& streams_here = devices_[static_cast<std::size_t>(device)].per_thread;
-    auto const thread = this_thread_number();
-    auto it = streams_here.find(thread);
-    if (it == streams_here.end()) {
-      it = streams_here.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;
-    }
-    it->second.is_default = true;
-    return it->second;
-  }
-  sim_stream make_stream(int device, sim_blocking blocking, stream_id id) {
-    sim_stream s;
-    s.id = id;
-    s.device = device;
-    s.blocking = blocking;
-    unsigned const slow = schedule_.options.slow_streams;
-    if (slow != 0) s.slow = schedule_.draw(1000) < slow && schedule_.seed != 0;
-    if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
-    return s;
-  }
-  [[nodiscard]] event_handle add_event(std::shared_ptr<sim_event> event) {
-    std::uintptr_t const handle = take_handle(free_events_, next_event_, event_handles);
-    events_[handle] = std::move(event);
-    return reinterpret_cast<void*>(handle);
-  }
-  std::uintptr_t take_handle(std::vector<std::uintptr_t>& free, std::uintptr_t& next,
-                             std::uintptr_t base) const {
-    if (free.empty()) return (machine_ % 0x8000 + 1) << 32 | (base + 16 * next++);
-    std::uintptr_t const handle = free.back();
-    free.pop_back();
-    return handle;
-  }
-
-  /// Numbers the machines, so that handles of one machine are invalid on another.
-  inline static std::atomic<std::uintptr_t> next_machine{0};
-
-  std::uintptr_t machine_;
-  std::unordered_map<std::uintptr_t, sim_stream> streams_;
-  std::unordered_map<std::uintptr_t, std::shared_ptr<sim_event>> events_;
-  std::uint64_t last_serial_ = 0;
-  std::vector<std::uintptr_t> free_streams_, free_events_;
-  std::uintptr_t next_stream_ = 0, next_event_ = 0;
-  stream_id next_id_ = 4096;  // above every device's legacy stream
 };
 
 }  // namespace TARN_NAMESPACE::detail

@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_aaf0dc2b
+#define TARN_NAMESPACE tarn::inline v0_2_0_38909770
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1676,7 +1676,8 @@ inline constexpr char const* captured_without_scope =
 
 // ---- tarn/driver/driver.hpp
 // The driver contract: each call with its cost and its failures. Two models ship: cuda_driver and sim_driver;
-// no_driver stands in where there are no streams (plain host memory).
+// no_driver stands in where there are no streams (plain host memory). The calls are also an enumeration,
+// driver_call.
 //
 // A driver is a small copyable value for one device. Every call is const, noexcept and thread-safe, works
 // with any current device, leaves the current device unchanged, and returns a status; the result is stored in
@@ -1713,7 +1714,7 @@ inline constexpr char const* captured_without_scope =
 // | create_pages(bytes, handle&), destroy_pages(handle)          | 10 us, 15-338 us | physical memory                                                     |
 // | map_pages(p, bytes, handle), unmap_pages(p, bytes)           | 26 us, 17 us     | map and grant access; undo exactly one map                          |
 // | share_pages(p, bytes, device), optional                      | 25 us            | grants that device access to the mapping, too                       |
-// | sharing with other processes, optional                       |                  | see sharing_driver.hpp                                              |
+// | sharing with other processes, optional                       |                  | see sharing_driver below                                           |
 // | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
 // | malloc_async(bytes, stream, memory, p&), optional            |                  | cudaMallocFromPoolAsync; see async_memory                           |
@@ -1725,6 +1726,7 @@ inline constexpr char const* captured_without_scope =
 // | memory_tool(), optional                                      | once             | the attached memory tool, false if none: see memory_tool_driver      |
 // | memory_account(account&), optional                           | 10-100 ms        | the device's memory by process, as nvidia-smi shows it: see accounting_driver |
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -1875,6 +1877,109 @@ template <class D>
 concept accounting_driver = stream_driver<D> && requires(D const& d, device_account& account) {
   { d.memory_account(account) } noexcept -> std::same_as<status>;
 };
+
+// Memory and events that other processes use: what the driver calls exchange, and the optional part of the
+// driver contract.
+//
+// | call                                                    | cost     | meaning                                                        |
+// |---------------------------------------------------------|----------|----------------------------------------------------------------|
+// | can_export_pages(type, bool&)                           | once     | whether the device creates pages that this type can export      |
+// | create_pages(bytes, type, handle&)                      | 10 us    | as create_pages(bytes, handle&); the type cannot be changed later |
+// | export_pages(handle, page_export&)                      |          | exports with the type that is set; a new descriptor at each call |
+// | import_pages(page_export const&, handle&)               |          | the same memory, in this process; the descriptor stays the caller's |
+// | create_shared_event(event&, token&)                     |          | an event for other processes, and what they open it with        |
+// | open_shared_event(token, event&)                        |          | destroy_event() closes it                                       |
+// | export_dma_buf(p, bytes, descriptor&)                   |          | a dma-buf of mapped pages; unsupported if the system has none   |
+// | uuid(device_uuid&)                                      | 1 us     | the same in all processes; of a partition, its own              |
+
+/// How other processes get at pages. Fixed when the pages are created.
+enum class allocation_handle_type : std::uint8_t {
+  none,                   ///< not at all
+  posix_file_descriptor,  ///< processes of this machine, by a file descriptor
+  fabric  ///< also processes of other machines, by a token of 64 bytes; needs a multi-node NVLink fabric
+};
+
+/// Pages as one process gives them to another.
+struct page_export {
+  allocation_handle_type type = allocation_handle_type::none;
+  int descriptor = -1;                     ///< of posix_file_descriptor; whoever receives it closes it
+  std::array<unsigned char, 64> fabric{};  ///< of fabric
+};
+
+/// What a process opens another process's event with.
+using shared_event_token = std::array<unsigned char, 64>;
+
+/// Identifies a device on any machine (CUuuid).
+using device_uuid = std::array<unsigned char, 16>;
+
+/// A driver whose pages and events other processes can use.
+template <class D>
+concept sharing_driver =
+    page_driver<D> &&
+    requires(D const& d, std::size_t bytes, void* p, page_handle h, page_handle& new_h, bool& yes,
+             allocation_handle_type type, page_export& out, page_export const& in, event_handle& event,
+             shared_event_token& token, int& descriptor, device_uuid& uuid) {
+      { d.can_export_pages(type, yes) } noexcept -> std::same_as<status>;
+      { d.create_pages(bytes, type, new_h) } noexcept -> std::same_as<status>;
+      { d.export_pages(h, out) } noexcept -> std::same_as<status>;
+      { d.import_pages(in, new_h) } noexcept -> std::same_as<status>;
+      { d.create_shared_event(event, token) } noexcept -> std::same_as<status>;
+      { d.open_shared_event(token, event) } noexcept -> std::same_as<status>;
+      { d.export_dma_buf(p, bytes, descriptor) } noexcept -> std::same_as<status>;
+      { d.uuid(uuid) } noexcept -> std::same_as<status>;
+    };
+
+// clang-format off
+/// Expands CALL(name) once for each call of the contract, in the order of the enumeration, so that a wrapper of drivers is written
+/// once for all of them. What changes memory comes last.
+#define TARN_DRIVER_CALLS(CALL) \
+  CALL(identify) CALL(ask_device) CALL(is_capturing) CALL(create_event) CALL(destroy_event) \
+  CALL(record_event) CALL(query_event) CALL(wait_event) CALL(synchronize_event) CALL(synchronize_stream) \
+  CALL(synchronize_device) CALL(create_stream) CALL(destroy_stream) CALL(copy) CALL(fill) CALL(convert) CALL(prefetch) CALL(advise) \
+  CALL(memory_info) CALL(memory_account) CALL(can_share) CALL(can_export_pages) CALL(export_pages) \
+  CALL(create_shared_event) CALL(open_shared_event) CALL(export_dma_buf) CALL(uuid) CALL(page_granularity) \
+  CALL(reserve_range) CALL(release_range) CALL(create_pages) CALL(destroy_pages) CALL(map_pages) \
+  CALL(unmap_pages) CALL(share_pages) CALL(import_pages) CALL(malloc_device) CALL(free_device) \
+  CALL(malloc_async) CALL(free_async) CALL(malloc_pinned) CALL(free_pinned) CALL(malloc_managed) \
+  CALL(free_managed) CALL(register_host) CALL(unregister_host)
+// clang-format on
+
+#define TARN_ENUMERATOR(call) call,
+#define TARN_NAME(call) #call,
+
+/// A call of the driver contract, for counting and fault injection; device() is not included, it only reads a
+/// member.
+enum class driver_call : std::uint8_t { TARN_DRIVER_CALLS(TARN_ENUMERATOR) };
+
+/// Number of calls.
+inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::unregister_host) + 1;
+
+/// Returns the call at an index below driver_call_count, for loops over all of them.
+[[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
+  return static_cast<driver_call>(index);
+}
+
+/// Returns the call's name in the contract; static storage.
+[[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
+  constexpr char const* names[] = {TARN_DRIVER_CALLS(TARN_NAME)};
+  static_assert(sizeof(names) / sizeof(names[0]) == driver_call_count);
+  return names[static_cast<std::size_t>(call)];
+}
+
+#undef TARN_ENUMERATOR
+#undef TARN_NAME
+
+/// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change
+/// anything.
+[[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
+  return call == driver_call::identify || call == driver_call::ask_device ||
+         call == driver_call::is_capturing;
+}
+
+/// Returns true for calls that allocate, map or free memory or address space.
+[[nodiscard]] constexpr bool changes_memory(driver_call call) noexcept {
+  return call >= driver_call::reserve_range;
+}
 
 }  // namespace TARN_NAMESPACE
 
@@ -2137,66 +2242,6 @@ template <class Driver>
 }
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/driver/sharing_driver.hpp
-// Memory and events that other processes use: what the driver calls exchange, and the optional part of the
-// driver contract.
-//
-// | call                                                    | cost     | meaning                                                        |
-// |---------------------------------------------------------|----------|----------------------------------------------------------------|
-// | can_export_pages(type, bool&)                           | once     | whether the device creates pages that this type can export      |
-// | create_pages(bytes, type, handle&)                      | 10 us    | as create_pages(bytes, handle&); the type cannot be changed later |
-// | export_pages(handle, page_export&)                      |          | exports with the type that is set; a new descriptor at each call |
-// | import_pages(page_export const&, handle&)               |          | the same memory, in this process; the descriptor stays the caller's |
-// | create_shared_event(event&, token&)                     |          | an event for other processes, and what they open it with        |
-// | open_shared_event(token, event&)                        |          | destroy_event() closes it                                       |
-// | export_dma_buf(p, bytes, descriptor&)                   |          | a dma-buf of mapped pages; unsupported if the system has none   |
-// | uuid(device_uuid&)                                      | 1 us     | the same in all processes; of a partition, its own              |
-
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-
-namespace TARN_NAMESPACE {
-
-/// How other processes get at pages. Fixed when the pages are created.
-enum class allocation_handle_type : std::uint8_t {
-  none,                   ///< not at all
-  posix_file_descriptor,  ///< processes of this machine, by a file descriptor
-  fabric  ///< also processes of other machines, by a token of 64 bytes; needs a multi-node NVLink fabric
-};
-
-/// Pages as one process gives them to another.
-struct page_export {
-  allocation_handle_type type = allocation_handle_type::none;
-  int descriptor = -1;                     ///< of posix_file_descriptor; whoever receives it closes it
-  std::array<unsigned char, 64> fabric{};  ///< of fabric
-};
-
-/// What a process opens another process's event with.
-using shared_event_token = std::array<unsigned char, 64>;
-
-/// Identifies a device on any machine (CUuuid).
-using device_uuid = std::array<unsigned char, 16>;
-
-/// A driver whose pages and events other processes can use.
-template <class D>
-concept sharing_driver =
-    page_driver<D> &&
-    requires(D const& d, std::size_t bytes, void* p, page_handle h, page_handle& new_h, bool& yes,
-             allocation_handle_type type, page_export& out, page_export const& in, event_handle& event,
-             shared_event_token& token, int& descriptor, device_uuid& uuid) {
-      { d.can_export_pages(type, yes) } noexcept -> std::same_as<status>;
-      { d.create_pages(bytes, type, new_h) } noexcept -> std::same_as<status>;
-      { d.export_pages(h, out) } noexcept -> std::same_as<status>;
-      { d.import_pages(in, new_h) } noexcept -> std::same_as<status>;
-      { d.create_shared_event(event, token) } noexcept -> std::same_as<status>;
-      { d.open_shared_event(token, event) } noexcept -> std::same_as<status>;
-      { d.export_dma_buf(p, bytes, descriptor) } noexcept -> std::same_as<status>;
-      { d.uuid(uuid) } noexcept -> std::same_as<status>;
-    };
-
-}  // namespace TARN_NAMESPACE
 // ---- tarn/driver/stream_device.hpp
 // The device of a stream. Every device may use pinned, managed and shared memory, so a block may be used and
 // freed on a stream of another device than its pool's. Events belong to a device: such a stream is marked and
@@ -3111,67 +3156,6 @@ constexpr auto nearest_or(Resource& resource, Call const& call, Otherwise const&
 #include <unistd.h>
 #endif
 
-// ---- tarn/driver/driver_call.hpp
-// An enumeration of the driver contract's calls, for counting and fault injection.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace TARN_NAMESPACE {
-
-// clang-format off
-/// Expands CALL(name) once for each call of the contract, in the order of the enumeration, so that a wrapper of drivers is written
-/// once for all of them. What changes memory comes last.
-#define TARN_DRIVER_CALLS(CALL) \
-  CALL(identify) CALL(ask_device) CALL(is_capturing) CALL(create_event) CALL(destroy_event) \
-  CALL(record_event) CALL(query_event) CALL(wait_event) CALL(synchronize_event) CALL(synchronize_stream) \
-  CALL(synchronize_device) CALL(create_stream) CALL(destroy_stream) CALL(copy) CALL(fill) CALL(convert) CALL(prefetch) CALL(advise) \
-  CALL(memory_info) CALL(memory_account) CALL(can_share) CALL(can_export_pages) CALL(export_pages) \
-  CALL(create_shared_event) CALL(open_shared_event) CALL(export_dma_buf) CALL(uuid) CALL(page_granularity) \
-  CALL(reserve_range) CALL(release_range) CALL(create_pages) CALL(destroy_pages) CALL(map_pages) \
-  CALL(unmap_pages) CALL(share_pages) CALL(import_pages) CALL(malloc_device) CALL(free_device) \
-  CALL(malloc_async) CALL(free_async) CALL(malloc_pinned) CALL(free_pinned) CALL(malloc_managed) \
-  CALL(free_managed) CALL(register_host) CALL(unregister_host)
-// clang-format on
-
-#define TARN_ENUMERATOR(call) call,
-#define TARN_NAME(call) #call,
-
-/// A call of the driver contract (driver/driver.hpp); device() is not included, it only reads a member.
-enum class driver_call : std::uint8_t { TARN_DRIVER_CALLS(TARN_ENUMERATOR) };
-
-/// Number of calls.
-inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::unregister_host) + 1;
-
-/// Returns the call at an index below driver_call_count, for loops over all of them.
-[[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
-  return static_cast<driver_call>(index);
-}
-
-/// Returns the call's name in the contract; static storage.
-[[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
-  constexpr char const* names[] = {TARN_DRIVER_CALLS(TARN_NAME)};
-  static_assert(sizeof(names) / sizeof(names[0]) == driver_call_count);
-  return names[static_cast<std::size_t>(call)];
-}
-
-#undef TARN_ENUMERATOR
-#undef TARN_NAME
-
-/// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change
-/// anything.
-[[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
-  return call == driver_call::identify || call == driver_call::ask_device ||
-         call == driver_call::is_capturing;
-}
-
-/// Returns true for calls that allocate, map or free memory or address space.
-[[nodiscard]] constexpr bool changes_memory(driver_call call) noexcept {
-  return call >= driver_call::reserve_range;
-}
-
-}  // namespace TARN_NAMESPACE
-
 namespace TARN_NAMESPACE {
 
 namespace detail {
@@ -3237,7 +3221,7 @@ class no_driver {
     std::memset(to, byte, bytes);
     return {};
   }
-  /// Defined in driver/host_convert.hpp, so that only users of convert() compile it.
+  /// Defined in transfer/convert.hpp, so that only users of convert() compile it.
   template <class To, class From>
   status convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept;
 

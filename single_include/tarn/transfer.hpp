@@ -1125,23 +1125,6 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 #include <type_traits>
 #include <utility>
 
-// ---- tarn/driver/host_convert.hpp
-// Synchronous element conversion in plain host memory.
-
-#include <cstddef>
-
-namespace TARN_NAMESPACE {
-
-template <class To, class From>
-status no_driver::convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept {
-  if (count == 0) return {};
-  if (to == nullptr || from == nullptr) return invalid(driver_call::convert);
-  for (std::size_t i = 0; i < count; ++i) to[i] = element_cast<To>(from[i]);
-  return {};
-}
-
-}  // namespace TARN_NAMESPACE
-
 #if TARN_HAS_CUDA
 // ---- tarn/driver/cuda_convert.hpp
 // Element conversion on CUDA: a kernel that moves 16 bytes at a time and uses the device's conversion
@@ -1341,6 +1324,15 @@ status basic_cuda_driver<Null>::convert(stream_ref, To*, From const*, std::size_
 #endif
 
 namespace TARN_NAMESPACE {
+
+/// In plain host memory, at once.
+template <class To, class From>
+status no_driver::convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept {
+  if (count == 0) return {};
+  if (to == nullptr || from == nullptr) return invalid(driver_call::convert);
+  for (std::size_t i = 0; i < count; ++i) to[i] = element_cast<To>(from[i]);
+  return {};
+}
 
 namespace detail {
 

@@ -13,7 +13,6 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/driver/driver.hpp"
-#include "tarn/driver/driver_call.hpp"
 
 namespace TARN_NAMESPACE {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "tarn/driver/host_convert.hpp"
+#include "tarn/transfer/convert.hpp"
 
 #include <string_view>
 

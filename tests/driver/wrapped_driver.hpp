@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
-#include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/driver.hpp"
 
 namespace tarn_test {
 

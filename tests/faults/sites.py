@@ -20,7 +20,7 @@ cannot_fail = {
 
 def calls_of_contract(root):
     """Names of the driver's calls: those of the contract, and those that only CUDA's driver has."""
-    text = open(os.path.join(root, "include/tarn/driver/driver_call.hpp")).read()
+    text = open(os.path.join(root, "include/tarn/driver/driver.hpp")).read()
     names = re.findall(r"\bCALL\((\w+)\)", text)
     if len(names) < 30:
         sys.exit("sites.py: the calls of the contract were not found")

@@ -23,7 +23,6 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/meminfo.hpp"
 #include "tarn/driver/nvml.hpp"
-#include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 

@@ -13,7 +13,6 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/driver/driver.hpp"
-#include "tarn/driver/driver_call.hpp"
 
 namespace TARN_NAMESPACE {
 
@@ -80,7 +79,7 @@ class no_driver {
     std::memset(to, byte, bytes);
     return {};
   }
-  /// Defined in driver/host_convert.hpp, so that only users of convert() compile it.
+  /// Defined in transfer/convert.hpp, so that only users of convert() compile it.
   template <class To, class From>
   status convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept;
 

@@ -20,7 +20,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/descriptor.hpp"
 #include "tarn/core/message.hpp"
-#include "tarn/driver/sharing_driver.hpp"
+#include "tarn/driver/driver.hpp"
 #include "tarn/sharing/sharing_error.hpp"
 
 namespace TARN_NAMESPACE {

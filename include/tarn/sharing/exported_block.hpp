@@ -16,7 +16,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"
-#include "tarn/driver/sharing_driver.hpp"
+#include "tarn/driver/driver.hpp"
 #include "tarn/sharing/block_description.hpp"
 #include "tarn/sharing/page_pin.hpp"
 #include "tarn/sharing/shared_event.hpp"
@@ -102,7 +102,7 @@ class exported_pages {
 template <class Memory>
 class [[nodiscard]] exported_block {
   using driver_type = std::remove_cvref_t<decltype(std::declval<Memory const&>().driver())>;
-  static_assert(sharing_driver<driver_type>, "tarn: this driver cannot export pages; see sharing_driver.hpp");
+  static_assert(sharing_driver<driver_type>, "tarn: this driver cannot export pages; see driver/driver.hpp");
 
  public:
   /// See export_block().

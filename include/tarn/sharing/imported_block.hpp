@@ -25,7 +25,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/all_work.hpp"
-#include "tarn/driver/sharing_driver.hpp"
+#include "tarn/driver/driver.hpp"
 #include "tarn/sharing/block_description.hpp"
 #include "tarn/sharing/exported_block.hpp"
 #include "tarn/sharing/sharing_error.hpp"

@@ -10,7 +10,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/stream.hpp"
-#include "tarn/driver/sharing_driver.hpp"
+#include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/sharing/sharing_error.hpp"
 

@@ -11,7 +11,6 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/source_location.hpp"
 #include "tarn/driver/driver.hpp"
-#include "tarn/driver/sharing_driver.hpp"
 #include "tarn/source/plain_block.hpp"
 #include "tarn/source/refusal.hpp"
 #if TARN_HAS_CUDA

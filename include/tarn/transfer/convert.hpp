@@ -12,7 +12,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/element.hpp"
 #include "tarn/core/message.hpp"
-#include "tarn/driver/host_convert.hpp"
+#include "tarn/driver/no_driver.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
 
@@ -21,6 +21,15 @@
 #endif
 
 namespace TARN_NAMESPACE {
+
+/// In plain host memory, at once.
+template <class To, class From>
+status no_driver::convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept {
+  if (count == 0) return {};
+  if (to == nullptr || from == nullptr) return invalid(driver_call::convert);
+  for (std::size_t i = 0; i < count; ++i) to[i] = element_cast<To>(from[i]);
+  return {};
+}
 
 namespace detail {
 

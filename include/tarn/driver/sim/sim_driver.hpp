@@ -20,12 +20,10 @@
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/captured_handles.hpp"
 #include "tarn/driver/driver.hpp"
-#include "tarn/driver/driver_call.hpp"
 #include "tarn/driver/meminfo.hpp"
-#include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/sim/sim_account.hpp"
-#include "tarn/driver/sim/sim_convert.hpp"
 #include "tarn/driver/sim/sim_machine.hpp"
+#include "tarn/driver/sim/sim_work.hpp"
 
 namespace TARN_NAMESPACE {
 

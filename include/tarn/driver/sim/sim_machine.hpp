@@ -17,7 +17,7 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/stream.hpp"
-#include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/driver.hpp"
 #include "tarn/driver/sim/sim_async.hpp"
 #include "tarn/driver/sim/sim_cost.hpp"
 #include "tarn/driver/sim/sim_memory.hpp"

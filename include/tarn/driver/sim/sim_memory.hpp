@@ -17,7 +17,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/host_page.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/driver/sharing_driver.hpp"
+#include "tarn/driver/driver.hpp"
 #include "tarn/driver/sim/sim_backing.hpp"
 #include "tarn/driver/sim/sim_memory_tool.hpp"
 #include "tarn/driver/sim/sim_options.hpp"

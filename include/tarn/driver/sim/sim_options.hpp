@@ -7,7 +7,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/min_max.hpp"
-#include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/driver.hpp"
 #include "tarn/driver/sim/sim_backing.hpp"
 #include "tarn/driver/sim/sim_cost.hpp"
 #include "tarn/driver/sim/sim_memory_tool.hpp"

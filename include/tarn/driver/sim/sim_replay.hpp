@@ -17,7 +17,7 @@
 #include "tarn/driver/sim/sim_capture.hpp"
 #include "tarn/driver/sim/sim_memory.hpp"
 #include "tarn/driver/sim/sim_order.hpp"
-#include "tarn/driver/sim/sim_stream.hpp"
+#include "tarn/driver/sim/sim_stream_table.hpp"
 #include "tarn/driver/sim/sim_timeline.hpp"
 
 namespace TARN_NAMESPACE::detail {

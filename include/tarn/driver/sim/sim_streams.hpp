@@ -17,7 +17,6 @@
 #include "tarn/driver/sim/sim_memory.hpp"
 #include "tarn/driver/sim/sim_order.hpp"
 #include "tarn/driver/sim/sim_replay.hpp"
-#include "tarn/driver/sim/sim_stream.hpp"
 #include "tarn/driver/sim/sim_stream_table.hpp"
 #include "tarn/driver/sim/sim_timeline.hpp"
 #include "tarn/driver/sim/sim_tsan.hpp"
