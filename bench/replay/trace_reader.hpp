@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reads the trace format (tarn/policy/trace_format.hpp). Validates everything, so that a replay need not.
+// Reads the trace format (tarn/policy/traced.hpp). Validates everything, so that a replay need not.
 
 #include <cstdint>
 #include <stdexcept>
@@ -9,7 +9,7 @@
 #include <unordered_map>
 
 #include "replay/trace_builder.hpp"
-#include "tarn/policy/trace_format.hpp"
+#include "tarn/policy/traced.hpp"
 
 namespace tarn::bench {
 

@@ -6,7 +6,6 @@
 
 #include "tarn/tarn.hpp"
 
-#include "tarn/debug/log_line.hpp"
 #include "tarn/debug/logged.hpp"
 #include "tarn/debug/nvtx_ranged.hpp"
 #include "tarn/debug/with_history.hpp"

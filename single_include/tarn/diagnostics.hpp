@@ -7,19 +7,14 @@
 // snapshots as pages and files. Opt-in: programs that do not use them need not compile them. Call stacks are
 // separate: tarn/debug/backtrace.hpp.
 
-// ---- tarn/debug/log_line.hpp
-// A logged call as a line of comma-separated values, built without allocating.
-
-#include <cstddef>
-#include <string_view>
-
 // ---- tarn/debug/logged.hpp
-// logged: passes each call to a hook, for any logging that a program uses. `tracked` counts calls, `traced`
-// writes them to a file, `tagged` names them.
+// logged: passes each call to a hook, for any logging that a program uses; format_log_line() makes a line of
+// it. `tracked` counts calls, `traced` writes them to a file, `tagged` names them.
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <utility>
 
 // ---- tarn/core/tag.hpp
@@ -270,9 +265,7 @@ struct logged {
 logged(void (*)(void*, call_record const&), void*) -> logged<detail::log_function>;
 logged(void (*)(void*, call_record const&), void*, log_moments) -> logged<detail::log_function>;
 
-}  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE {
+// A logged call as a line of comma-separated values, built without allocating.
 
 /// The columns of format_log_line().
 inline constexpr std::string_view log_line_header =
@@ -320,18 +313,12 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 }  // namespace TARN_NAMESPACE
 // ---- tarn/debug/nvtx_ranged.hpp
 // nvtx_ranged: a profiler range around each call, so that Nsight Systems shows a pool's calls next to the
-// kernels.
+// kernels. The ranges and names are also for a program's own code.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
-
-// ---- tarn/driver/nvtx_ranges.hpp
-// Ranges and names for profilers such as Nsight Systems, through NVTX. Empty without CUDA's headers; without
-// a profiler, each call costs one pointer test.
-
-#include <atomic>
-#include <cstdint>
 
 #if TARN_HAS_CUDA && defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExtCudaRt.h>)
@@ -345,6 +332,9 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 #endif
 
 namespace TARN_NAMESPACE {
+
+// Ranges and names for profilers such as Nsight Systems, through NVTX. Empty without CUDA's headers; without
+// a profiler, each call costs one pointer test.
 
 namespace detail {
 #if TARN_HAS_NVTX_RANGES
@@ -440,10 +430,6 @@ inline void name_stream([[maybe_unused]] stream_ref stream, [[maybe_unused]] cha
   nvtxNameCudaStreamA(stream.get(), name);
 #endif
 }
-
-}  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class nvtx_ranged_layer;
@@ -544,12 +530,6 @@ template <class Clock>
 #include <cstddef>
 #include <cstdint>
 #include <new>
-
-// ---- tarn/debug/location_table.hpp
-// The locations that calls came from, each stored once and identified by a number.
-
-#include <cstddef>
-#include <cstdint>
 
 // ---- tarn/debug/memory_history.hpp
 #ifndef TARN_SINGLE_DEBUG_MEMORY_HISTORY_HPP
@@ -664,6 +644,8 @@ inline constexpr std::size_t stack_depth = 32;
 
 namespace TARN_NAMESPACE::detail {
 
+// The locations that calls came from, each stored once and identified by a number.
+
 /// Where a call came from: the recorded location and, if stacks are captured, the stack.
 struct call_origin {
   source_location where;
@@ -741,10 +723,6 @@ class location_table {
   sequence<void*> frames_;
   address_map<std::uint32_t> index_;
 };
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE::detail {
 
 /// The amounts of one tag; bytes as blocks occupy them.
 struct tag_account {

@@ -4870,30 +4870,29 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
 // registered_host: pinned memory made of the host's own pages, which several threads touch before the driver
 // registers them.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <utility>
-
-// ---- tarn/source/host_pages.hpp
-#ifndef TARN_SINGLE_SOURCE_HOST_PAGES_HPP
-#define TARN_SINGLE_SOURCE_HOST_PAGES_HPP
-// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no
-// libnuma.
-
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
-namespace TARN_NAMESPACE::detail {
+#if TARN_HAS_CUDA
+#endif
+
+namespace TARN_NAMESPACE {
+
+namespace detail {
+
+// The host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no
+// libnuma.
 
 inline constexpr std::size_t huge_page = 2_MiB;
 
@@ -5002,12 +5001,7 @@ struct host_pages {
   }
 };
 
-}  // namespace TARN_NAMESPACE::detail
-#endif  // TARN_SINGLE_SOURCE_HOST_PAGES_HPP
-#if TARN_HAS_CUDA
-#endif
-
-namespace TARN_NAMESPACE {
+}  // namespace detail
 
 /// The pages of registered memory.
 enum class host_page_size : std::uint8_t {

@@ -32,8 +32,8 @@
 // ---- tarn/core/config.hpp
 // What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and
 // system calls that exist on one platform, and only in the file that wraps them: core/wait, core/at_fork,
-// core/source_location, pool/cache/owner_lock, debug/backtrace, driver/ and the interop headers
-// (tests/architecture/check.py).
+// core/source_location, pool/cache/owner_lock, debug/backtrace, debug/nvtx_ranged, driver/ and the interop
+// headers (tests/architecture/check.py).
 
 // ---- tarn/version.hpp
 // The version, for programs and for CMake, and the namespace that belongs to it.
@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_38909770
+#define TARN_NAMESPACE tarn::inline v0_2_0_d4e41952
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -22610,23 +22610,19 @@ struct retry_on_oom {
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <stdexcept>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
-// ---- tarn/policy/trace_format.hpp
+namespace TARN_NAMESPACE {
+
 // The trace format: one line per event, readable by people and by tarn_replay.
 //
 //   a <id> <bytes> <stream>   allocate: requested bytes; stream is a number, 0 the first one seen
 //   f <id>                    free
 //   # ...                     a comment
 //
-
-#include <cstddef>
-#include <cstdint>
-#include <stdexcept>
-#include <string_view>
-#include <type_traits>
-
-namespace TARN_NAMESPACE {
 
 /// A line that is not an event. Reports the line number and the reason.
 class trace_error : public detail::error_of<std::runtime_error, 448> {
@@ -22715,10 +22711,6 @@ struct trace_event {
   line.add("\n");
   return line;
 }
-
-}  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class traced_layer;
@@ -23190,17 +23182,9 @@ class checked_resources {
 };
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/debug/fences.hpp
-// The guard bytes of a block: where they are, how they are written and how they are verified.
-//
-//   whole |--- fence ---|----- requested bytes ----|--- fence ---|
-//                       p                          p + bytes
-
-#include <cstddef>
-
 // ---- tarn/debug/fill_pattern.hpp
-// The byte patterns that the debugging policies write, and functions to write and compare them in device
-// memory.
+// The byte patterns that the debugging policies write into device memory and compare: in blocks, and in the
+// fences around them.
 
 #include <cstddef>
 #include <cstring>
@@ -23246,10 +23230,10 @@ std::size_t first_difference(Driver const& driver, stream_ref stream, void const
   return bytes;
 }
 
-}  // namespace detail
-}  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE::detail {
+// The guard bytes of a block: where they are, how they are written and how they are verified.
+//
+//   whole |--- fence ---|----- requested bytes ----|--- fence ---|
+//                       p                          p + bytes
 
 /// Where a block's fences were overwritten; zero if they were not.
 struct breach {
@@ -23323,7 +23307,9 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
   }
 }
 
-}  // namespace TARN_NAMESPACE::detail
+}  // namespace detail
+
+}  // namespace TARN_NAMESPACE
 // ---- tarn/debug/used_streams.hpp
 // The streams that used a resource, and which of them have unfinished work. For `checked`.
 

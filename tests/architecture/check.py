@@ -10,7 +10,7 @@ include = root / "include" / "tarn"
 order = ["core", "driver", "source", "pool", "policy", "debug", "raii", "transfer", "sharing", "report"]
 # Wrappers of what exists on one platform only: named by the comment at the top of core/config.hpp.
 WITH_PLATFORMS = ["core/config.hpp", "core/wait.hpp", "core/at_fork.hpp", "core/source_location.hpp",
-                  "pool/cache/owner_lock.hpp", "debug/backtrace.hpp"]
+                  "pool/cache/owner_lock.hpp", "debug/backtrace.hpp", "debug/nvtx_ranged.hpp"]
 problems = []
 errors = []  # the types that tarn throws
 for header in sorted(include.rglob("*.hpp")):

@@ -18,7 +18,6 @@
 #include "tarn/nccl.hpp"
 #include "tarn/policy/accessible_from.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/policy/trace_format.hpp"
 #include "tarn/policy/traced.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tarn/debug/location_table.hpp"
+#include "tarn/debug/history_log.hpp"
 
 #include <cstdint>
 #include <vector>

@@ -8,7 +8,6 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
-#include "tarn/debug/log_line.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"

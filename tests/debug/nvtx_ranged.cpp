@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/driver/nvtx tests the ranges that a profiler receives.
+// tests/debug/nvtx tests the ranges that a profiler receives.
 #include "tarn/debug/nvtx_ranged.hpp"
 
 #include "catch.hpp"

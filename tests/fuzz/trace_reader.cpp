@@ -14,7 +14,7 @@
 
 #include "fuzz/promise.hpp"
 #include "replay/trace_reader.hpp"
-#include "tarn/policy/trace_format.hpp"
+#include "tarn/policy/traced.hpp"
 
 using namespace tarn::bench;
 using tarn_fuzz::promise;

@@ -1771,7 +1771,7 @@ PLANTED = {
     "an invalid option is refused, not ignored": [
         Mutant(
             "fences of all bytes have no bytes",
-            "debug/fences.hpp",
+            "debug/fill_pattern.hpp",
             "    if (least > max_request_bytes)\n",
             "    if (least_ == 0)\n",
             finder="tests/debug/fenced.cpp",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tarn/policy/trace_format.hpp"
+#include "tarn/policy/traced.hpp"
 
 #include <limits>
 #include <string>

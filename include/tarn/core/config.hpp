@@ -2,8 +2,8 @@
 #pragma once
 // What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and
 // system calls that exist on one platform, and only in the file that wraps them: core/wait, core/at_fork,
-// core/source_location, pool/cache/owner_lock, debug/backtrace, driver/ and the interop headers
-// (tests/architecture/check.py).
+// core/source_location, pool/cache/owner_lock, debug/backtrace, debug/nvtx_ranged, driver/ and the interop
+// headers (tests/architecture/check.py).
 
 #include "tarn/version.hpp"
 

@@ -20,7 +20,6 @@
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/debug/block_history.hpp"
-#include "tarn/debug/fences.hpp"
 #include "tarn/debug/fill_pattern.hpp"
 #include "tarn/debug/used_streams.hpp"
 #include "tarn/driver/all_work.hpp"

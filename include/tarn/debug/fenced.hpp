@@ -15,7 +15,7 @@
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/sequence.hpp"
-#include "tarn/debug/fences.hpp"
+#include "tarn/debug/fill_pattern.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls through debug/nvtx_ranged and driver/nvtx_ranges on host memory, without a GPU. Prints its own steps
+// Calls through debug/nvtx_ranged on host memory, without a GPU. Prints its own steps
 // in between.
 
 #include <cstdio>
 
 #include "tarn/debug/nvtx_ranged.hpp"
-#include "tarn/driver/nvtx_ranges.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/host_memory.hpp"

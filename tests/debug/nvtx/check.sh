@@ -6,7 +6,7 @@ set -u
 root=$1 compiler=$2 folder=$3
 errors=${TARN_WARNINGS_AS_ERRORS:+-Werror}
 cuda=${CUDA_PATH:-/usr/local/cuda}/include
-here=$root/tests/driver/nvtx
+here=$root/tests/debug/nvtx
 [ -e "$cuda/nvtx3/nvToolsExtCudaRt.h" ] || { echo "SKIPPED: no nvtx3/nvToolsExtCudaRt.h in $cuda"; exit 77; }
 mkdir -p "$folder"
 "$compiler" -std=c++20 -Wall -Wextra $errors -isystem "$cuda" -shared -fPIC "$here/fake_profiler.cpp" -o "$folder/fake_profiler.so" || exit 1
