@@ -14,7 +14,7 @@
 #include "replay/trace.hpp"
 #include "replay/waste.hpp"
 #include "tarn/core/shared_resource.hpp"
-#include "tarn/pool/inspection/pool_facts.hpp"
+#include "tarn/pool/inspection/inspection.hpp"
 
 namespace tarn::bench {
 

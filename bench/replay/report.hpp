@@ -17,7 +17,6 @@
 #include "replay/run.hpp"
 #include "replay/size_spans.hpp"
 #include "replay/trace.hpp"
-#include "tarn/report/merge_history.hpp"
 #include "tarn/report/take_snapshot.hpp"
 
 namespace tarn::bench {

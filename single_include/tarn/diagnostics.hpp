@@ -2569,130 +2569,11 @@ inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_option
 #include <cstdint>
 #include <map>
 #include <ostream>
-#include <string_view>
-#include <utility>
-#include <vector>
-
-// ---- tarn/report/pickle_text.hpp
-// An incremental writer of pickles of protocol 4: dictionaries, lists, strings, integers, pairs, and
-// references to earlier values. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes
-// a batch as the arguments of one call).
-
-#include <cstddef>
-#include <cstdint>
-#include <ostream>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-namespace TARN_NAMESPACE::detail {
-
-/// Identifies a written value, to be referenced later.
-using pickle_ref = std::uint32_t;
-
-class pickle_text {
- public:
-  explicit pickle_text(std::ostream& out) : out_(out) { put("\x80\x04"); }
-  pickle_text& operator=(pickle_text&&) = delete;
-
-  void begin_dict() { put("}("); }
-  void end_dict() { put("u"); }
-  void begin_list() {
-    put("](");
-    counts_.push_back(0);
-  }
-  /// Call before each item of a list.
-  void item() {
-    if (counts_.back()++ == most_in_batch) {
-      put("e(");
-      counts_.back() = 1;
-    }
-  }
-  void end_list() {
-    put("e");
-    counts_.pop_back();
-  }
-
-  /// Writes a dictionary key or a frequent word; in full only the first time. `word` has static storage.
-  void word(char const* word) {
-    for (auto const& [known, ref] : words_) {
-      if (known == word) return again(ref);
-    }
-    text(word);
-    words_.emplace_back(word, remember());
-  }
-  void text(std::string_view value) {
-    std::string const clean = as_utf8(value);
-    put("X");
-    put_little(clean.size(), 4);
-    put(clean);
-  }
-  void number(std::uint64_t value) {
-    if (value < 0x100) {
-      put("K");
-      put_little(value, 1);
-    } else if (value < 0x10000) {
-      put("M");
-      put_little(value, 2);
-    } else if (value < 0x80000000) {
-      put("J");
-      put_little(value, 4);
-    } else {
-      unsigned bytes = 5;  // the highest bit is the sign
-      while (bytes < 9 && value >> (8 * bytes - 1) != 0) ++bytes;
-      put("\x8a");
-      put_little(bytes, 1);
-      put_little(value, bytes < 9 ? bytes : 8);
-      if (bytes == 9) put_little(0, 1);
-    }
-  }
-  void boolean(bool value) { put(value ? "\x88" : "\x89"); }
-  /// Makes a pair of the last two values written.
-  void end_pair() { put("\x86"); }
-
-  /// Returns a reference to the last value written.
-  [[nodiscard]] pickle_ref remember() {
-    put("\x94");
-    return next_ref_++;
-  }
-  void again(pickle_ref ref) {
-    bool const is_short = ref < 0x100;
-    put(is_short ? "h" : "j");
-    put_little(ref, is_short ? 1 : 4);
-  }
-
-  /// Ends the pickle.
-  void stop() {
-    put(".");
-    flush();
-  }
-
- private:
-  static constexpr std::size_t most_in_batch = 1000;
-  static constexpr std::size_t buffered = std::size_t{1} << 16;
-
-  void put(std::string_view bytes) {
-    buffer_ += bytes;
-    if (buffer_.size() >= buffered) flush();
-  }
-  void put_little(std::uint64_t value, unsigned bytes) {
-    for (unsigned i = 0; i < bytes; ++i)
-      buffer_ += static_cast<char>(static_cast<unsigned char>(value >> (8 * i)));
-  }
-  void flush() {
-    out_.write(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
-    buffer_.clear();
-  }
-
-  std::ostream& out_;
-  std::string buffer_;
-  std::vector<std::size_t> counts_;  ///< number of items in the current batch of each open list
-  std::vector<std::pair<char const*, pickle_ref>> words_;
-  pickle_ref next_ref_ = 0;
-};
-
-}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/report/viewer_history.hpp
 // A history that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing
 // events from the last one backwards, and fails if an event does not fit: each block must lie in a segment
@@ -2901,6 +2782,114 @@ class viewer_history {
 namespace TARN_NAMESPACE {
 
 namespace detail {
+
+// An incremental writer of pickles of protocol 4: dictionaries, lists, strings, integers, pairs, and
+// references to earlier values. Only what PyTorch's viewer unpickles, in batches of at most 1,000 (it passes
+// a batch as the arguments of one call).
+
+/// Identifies a written value, to be referenced later.
+using pickle_ref = std::uint32_t;
+
+class pickle_text {
+ public:
+  explicit pickle_text(std::ostream& out) : out_(out) { put("\x80\x04"); }
+  pickle_text& operator=(pickle_text&&) = delete;
+
+  void begin_dict() { put("}("); }
+  void end_dict() { put("u"); }
+  void begin_list() {
+    put("](");
+    counts_.push_back(0);
+  }
+  /// Call before each item of a list.
+  void item() {
+    if (counts_.back()++ == most_in_batch) {
+      put("e(");
+      counts_.back() = 1;
+    }
+  }
+  void end_list() {
+    put("e");
+    counts_.pop_back();
+  }
+
+  /// Writes a dictionary key or a frequent word; in full only the first time. `word` has static storage.
+  void word(char const* word) {
+    for (auto const& [known, ref] : words_) {
+      if (known == word) return again(ref);
+    }
+    text(word);
+    words_.emplace_back(word, remember());
+  }
+  void text(std::string_view value) {
+    std::string const clean = as_utf8(value);
+    put("X");
+    put_little(clean.size(), 4);
+    put(clean);
+  }
+  void number(std::uint64_t value) {
+    if (value < 0x100) {
+      put("K");
+      put_little(value, 1);
+    } else if (value < 0x10000) {
+      put("M");
+      put_little(value, 2);
+    } else if (value < 0x80000000) {
+      put("J");
+      put_little(value, 4);
+    } else {
+      unsigned bytes = 5;  // the highest bit is the sign
+      while (bytes < 9 && value >> (8 * bytes - 1) != 0) ++bytes;
+      put("\x8a");
+      put_little(bytes, 1);
+      put_little(value, bytes < 9 ? bytes : 8);
+      if (bytes == 9) put_little(0, 1);
+    }
+  }
+  void boolean(bool value) { put(value ? "\x88" : "\x89"); }
+  /// Makes a pair of the last two values written.
+  void end_pair() { put("\x86"); }
+
+  /// Returns a reference to the last value written.
+  [[nodiscard]] pickle_ref remember() {
+    put("\x94");
+    return next_ref_++;
+  }
+  void again(pickle_ref ref) {
+    bool const is_short = ref < 0x100;
+    put(is_short ? "h" : "j");
+    put_little(ref, is_short ? 1 : 4);
+  }
+
+  /// Ends the pickle.
+  void stop() {
+    put(".");
+    flush();
+  }
+
+ private:
+  static constexpr std::size_t most_in_batch = 1000;
+  static constexpr std::size_t buffered = std::size_t{1} << 16;
+
+  void put(std::string_view bytes) {
+    buffer_ += bytes;
+    if (buffer_.size() >= buffered) flush();
+  }
+  void put_little(std::uint64_t value, unsigned bytes) {
+    for (unsigned i = 0; i < bytes; ++i)
+      buffer_ += static_cast<char>(static_cast<unsigned char>(value >> (8 * i)));
+  }
+  void flush() {
+    out_.write(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
+    buffer_.clear();
+  }
+
+  std::ostream& out_;
+  std::string buffer_;
+  std::vector<std::size_t> counts_;  ///< number of items in the current batch of each open list
+  std::vector<std::pair<char const*, pickle_ref>> words_;
+  pickle_ref next_ref_ = 0;
+};
 
 class snapshot_pickler {
  public:
@@ -3219,20 +3208,10 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
-
-// ---- tarn/report/merge_history.hpp
-// merge_history(): merges the records of a `with_history` layer into the blocks of a pool: tags, locations
-// and requested bytes, and one history of calls, handles and segments. The two are taken at different
-// moments; differences are resolved so that blocks tile their segments.
-
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <map>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 // ---- tarn/pool/inspection/inspection.hpp
@@ -3250,16 +3229,10 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <utility>
 #include <vector>
 
-// ---- tarn/pool/inspection/pool_facts.hpp
+namespace TARN_NAMESPACE::detail {
+
 // A copy of a pool's records at one moment. Every thread is kept out of its magazines during the copy, and
 // the hot lock is held for the arena's part.
-
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
-namespace TARN_NAMESPACE::detail {
 
 /// Keeps every thread out of its cache. The hot lock is taken after this, never before.
 template <class Front>
@@ -3413,10 +3386,6 @@ struct pool_facts {
     });
   }
 };
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE::detail {
 
 /// Assembles copied facts into segments, sorted by address.
 class pool_tiling {
@@ -3625,7 +3594,13 @@ template <class Memory>
 
 }  // namespace TARN_NAMESPACE::detail
 
-namespace TARN_NAMESPACE::detail {
+namespace TARN_NAMESPACE {
+
+namespace detail {
+
+// merge_history() merges the records of a `with_history` layer into the blocks of a pool: tags, locations
+// and requested bytes, and one history of calls, handles and segments. The two are taken at different
+// moments; differences are resolved so that blocks tile their segments.
 
 /// Returns the stream that holds most of a segment's bytes; on a tie the lowest.
 [[nodiscard]] inline stream_id stream_of(snapshot_segment const& s) {
@@ -3794,12 +3769,6 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
   events.insert(events.end(), next, growth.end());
   return events;
 }
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE {
-
-namespace detail {
 
 /// Without a pool, each block is a segment of its own, which begins and ends with it.
 inline void stand_alone(snapshot& s, memory_history const& record) {
@@ -4085,234 +4054,17 @@ void save_snapshot(Resource memory, std::string const& path,
 // composition, a map of the addresses, tables. It loads nothing; its content security policy (CSP) forbids
 // it.
 
-#include <cstdint>
-#include <ostream>
-#include <string>
-#include <string_view>
-
-// ---- tarn/report/html_data.hpp
-// html_data: the events and blocks of a snapshot as numbers for the HTML page (the reader is
-// timeline/model.js).
-//
-//   shapes   combinations shared by many blocks, each written once: bytes, requested, stream, tag, location
-//   events   a head, what << 3 | code, then: for an allocation (what: its shape) the address and time differences; for the free
-//            of a listed allocation (what: the number of events since) the time difference
-//   blocks   per segment: address difference, bytes, kind, handles, stream, number of blocks; per block a head,
-//            shape << 3 | gap << 2 | use, the size of the gap before it, if any, and the time difference
-//
-// Addresses are relative to the lowest one, in units of their common alignment; 0 means none.
-//
-// Encodes numbers for the page: LEB128 (seven bits per byte, low bits first, the top bit set if more bytes
-// follow) in base64, which is plain text in HTML. An event takes 4 to 8 characters; as JSON it would take
-// 100.
-
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <ostream>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
-namespace TARN_NAMESPACE::detail {
-
-/// Writes numbers to a stream incrementally with a 4 KiB buffer. Call finish() last.
-class html_numbers {
- public:
-  explicit html_numbers(std::ostream& out) noexcept : out_(out) {}
-  html_numbers& operator=(html_numbers&&) = delete;
-
-  void add(std::uint64_t number) {
-    for (; number > 127; number >>= 7U) add_byte(static_cast<std::uint8_t>(number | 128U));
-    add_byte(static_cast<std::uint8_t>(number));
-  }
-  /// Writes the signed difference of two numbers in zigzag encoding: small if they are close.
-  void add_step(std::uint64_t from, std::uint64_t to) {
-    add(to >= from ? (to - from) << 1U : ((from - to) << 1U) - 1);
-  }
-  void finish() {
-    if (bytes_ != 0) {
-      std::size_t const real = bytes_ + 1;
-      while (bytes_ != 0) add_byte(0);
-      for (std::size_t i = real; i < 4; ++i) text_[size_ - 4 + i] = '=';
-    }
-    flush();
-  }
-
- private:
-  void add_byte(std::uint8_t byte) {
-    group_ = group_ << 8U | byte;
-    if (++bytes_ < 3) return;
-    constexpr char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    if (size_ == sizeof text_) flush();
-    for (unsigned shift = 24; shift != 0;) {
-      shift -= 6;
-      text_[size_++] = letters[group_ >> shift & 63U];
-    }
-    group_ = 0;
-    bytes_ = 0;
-  }
-  void flush() {
-    out_.write(text_, static_cast<std::streamsize>(size_));
-    size_ = 0;
-  }
-
-  std::ostream& out_;
-  std::uint32_t group_ = 0;
-  std::size_t bytes_ = 0;
-  std::size_t size_ = 0;
-  char text_[4096]{};
-};
-
-/// The properties that many blocks have in common.
-struct html_shape {
-  std::uint64_t bytes = 0;
-  std::uint64_t requested = 0;
-  std::uint32_t stream = 0;  ///< index into html_data::streams()
-  std::uint32_t tag = 0;
-  std::uint32_t location = 0;
-  friend bool operator==(html_shape const&, html_shape const&) = default;
-};
-
-struct html_shape_hash {
-  std::size_t operator()(html_shape const& s) const noexcept {
-    std::size_t h = 0;
-    for (std::uint64_t const part :
-         {s.bytes, s.requested, std::uint64_t{s.stream}, std::uint64_t{s.tag}, std::uint64_t{s.location}}) {
-      h = (h ^ static_cast<std::size_t>(part)) * 0x9E3779B97F4A7C15U;
-      h ^= h >> 29U;
-    }
-    return h;
-  }
-};
-
-/// Writes the parts of one snapshot. Write events and blocks first: they collect the shapes and streams.
-class html_data {
- public:
-  explicit html_data(snapshot const& of) : of_(of) {
-    for_each_address(
-        [&](std::uintptr_t address) { base_ = base_ == 0 ? address : (std::min)(base_, address); });
-    std::uintptr_t bits = 0;
-    for_each_address([&](std::uintptr_t address) { bits |= address - base_; });
-    shift_ = bits == 0 ? 0 : static_cast<unsigned>(std::countr_zero(bits));
-  }
-
-  /// The kind of an event in its head, three bits.
-  enum class code : std::uint8_t { allocate, free, free_elsewhere, free_unlisted, refused, reserve, release };
-
-  void write_events(std::ostream& out) {
-    html_numbers numbers(out);
-    std::unordered_map<std::uintptr_t, std::size_t> live;  // address to index of the allocating event
-    std::uint64_t address = 0;
-    std::uint64_t time = 0;
-    for (std::size_t i = 0; i < of_.events.size(); ++i) {
-      snapshot_event const& e = of_.events[i];
-      auto const head = [&](std::uint64_t what, code c) {
-        numbers.add(what << 3U | static_cast<std::uint64_t>(c));
-      };
-      auto const found = e.kind == snapshot_event_kind::free ? live.find(e.address) : live.end();
-      if (found != live.end()) {
-        bool const same = of_.events[found->second].stream == e.stream;
-        head(i - found->second, same ? code::free : code::free_elsewhere);
-        if (!same) numbers.add(stream_index(e.stream));
-        live.erase(found);
-      } else {
-        head(shape_index(e.bytes, e.requested, e.stream, e.tag, e.location), code_of(e.kind));
-        if (e.kind == snapshot_event_kind::allocate) live[e.address] = i;
-        numbers.add_step(address, units(e.address));
-        address = units(e.address);
-      }
-      numbers.add_step(time, e.time_ns);
-      time = e.time_ns;
-    }
-    numbers.finish();
-  }
-
-  void write_blocks(std::ostream& out) {
-    html_numbers numbers(out);
-    std::uint64_t address = 0;
-    std::uint64_t time = 0;
-    for (snapshot_segment const& s : of_.segments) {
-      numbers.add_step(address, units(s.address));
-      address = units(s.address);
-      numbers.add(s.bytes);
-      numbers.add(static_cast<std::uint64_t>(s.kind) | (s.is_small ? 4U : 0U));
-      numbers.add(s.handles);
-      numbers.add(stream_index(s.stream));
-      numbers.add(s.blocks.size());
-      std::uintptr_t expected = s.address;
-      for (snapshot_block const& b : s.blocks) {
-        bool const gap = b.address != expected;
-        numbers.add(std::uint64_t{shape_index(b.bytes, b.requested, b.stream, b.tag, b.location)} << 3U |
-                    (gap ? 4U : 0U) | static_cast<std::uint64_t>(b.use));
-        if (gap) numbers.add_step(expected, b.address);
-        numbers.add_step(time, b.time_ns);
-        time = b.time_ns;
-        expected = b.address + b.bytes;
-      }
-    }
-    numbers.finish();
-  }
-
-  void write_shapes(std::ostream& out) const {
-    html_numbers numbers(out);
-    for (html_shape const& s : shapes_) {
-      for (std::uint64_t const part : {s.bytes, s.requested}) numbers.add(part);
-      for (std::uint32_t const part : {s.stream, s.tag, s.location}) numbers.add(part);
-    }
-    numbers.finish();
-  }
-
-  [[nodiscard]] std::size_t shapes() const noexcept { return shapes_.size(); }
-  [[nodiscard]] std::vector<stream_id> const& streams() const noexcept { return streams_; }
-  [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
-  [[nodiscard]] unsigned shift() const noexcept { return shift_; }
-
- private:
-  template <class F>
-  void for_each_address(F f) const {
-    for (snapshot_event const& e : of_.events) {
-      if (e.address != 0) f(e.address);
-    }
-    for (snapshot_segment const& s : of_.segments) {
-      if (s.address != 0) f(s.address);
-    }
-  }
-  [[nodiscard]] std::uint64_t units(std::uintptr_t address) const noexcept {
-    return address == 0 ? 0 : ((address - base_) >> shift_) + 1;
-  }
-  static code code_of(snapshot_event_kind kind) noexcept {
-    constexpr code codes[] = {code::allocate, code::free_unlisted, code::refused, code::reserve,
-                              code::release};
-    return codes[static_cast<std::size_t>(kind)];
-  }
-  std::uint32_t stream_index(stream_id id) {
-    auto const [at, added] = stream_at_.try_emplace(id, static_cast<std::uint32_t>(streams_.size()));
-    if (added) streams_.push_back(id);
-    return at->second;
-  }
-  std::uint32_t shape_index(std::uint64_t bytes, std::uint64_t requested, stream_id stream, std::uint32_t tag,
-                            std::uint32_t location) {
-    // An out-of-range index must not break the page: it becomes 0, "unknown".
-    html_shape const shape{bytes, requested, stream_index(stream), tag < of_.tags.size() ? tag : 0,
-                           location < of_.locations.size() ? location : 0};
-    auto const [at, added] = shape_at_.try_emplace(shape, static_cast<std::uint32_t>(shapes_.size()));
-    if (added) shapes_.push_back(shape);
-    return at->second;
-  }
-
-  snapshot const& of_;
-  std::uintptr_t base_ = 0;
-  unsigned shift_ = 0;
-  std::vector<html_shape> shapes_;
-  std::unordered_map<html_shape, std::uint32_t, html_shape_hash> shape_at_;
-  std::vector<stream_id> streams_;
-  std::unordered_map<stream_id, std::uint32_t> stream_at_;
-};
-
-}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/report/timeline_page.hpp
 // The report page as text. Generated by .ci/embed_page.py from the files in timeline/; do not edit. Longer
 // than other headers, because it holds the whole page.
@@ -6243,6 +5995,219 @@ document.documentElement.dataset.ready = performance.now().toFixed(0);
 }  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE {
+
+namespace detail {
+
+// The events and blocks of a snapshot as numbers for the HTML page (the reader is
+// timeline/model.js).
+//
+//   shapes   combinations shared by many blocks, each written once: bytes, requested, stream, tag, location
+//   events   a head, what << 3 | code, then: for an allocation (what: its shape) the address and time differences; for the free
+//            of a listed allocation (what: the number of events since) the time difference
+//   blocks   per segment: address difference, bytes, kind, handles, stream, number of blocks; per block a head,
+//            shape << 3 | gap << 2 | use, the size of the gap before it, if any, and the time difference
+//
+// Addresses are relative to the lowest one, in units of their common alignment; 0 means none.
+//
+// Encodes numbers for the page: LEB128 (seven bits per byte, low bits first, the top bit set if more bytes
+// follow) in base64, which is plain text in HTML. An event takes 4 to 8 characters; as JSON it would take
+// 100.
+
+/// Writes numbers to a stream incrementally with a 4 KiB buffer. Call finish() last.
+class html_numbers {
+ public:
+  explicit html_numbers(std::ostream& out) noexcept : out_(out) {}
+  html_numbers& operator=(html_numbers&&) = delete;
+
+  void add(std::uint64_t number) {
+    for (; number > 127; number >>= 7U) add_byte(static_cast<std::uint8_t>(number | 128U));
+    add_byte(static_cast<std::uint8_t>(number));
+  }
+  /// Writes the signed difference of two numbers in zigzag encoding: small if they are close.
+  void add_step(std::uint64_t from, std::uint64_t to) {
+    add(to >= from ? (to - from) << 1U : ((from - to) << 1U) - 1);
+  }
+  void finish() {
+    if (bytes_ != 0) {
+      std::size_t const real = bytes_ + 1;
+      while (bytes_ != 0) add_byte(0);
+      for (std::size_t i = real; i < 4; ++i) text_[size_ - 4 + i] = '=';
+    }
+    flush();
+  }
+
+ private:
+  void add_byte(std::uint8_t byte) {
+    group_ = group_ << 8U | byte;
+    if (++bytes_ < 3) return;
+    constexpr char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    if (size_ == sizeof text_) flush();
+    for (unsigned shift = 24; shift != 0;) {
+      shift -= 6;
+      text_[size_++] = letters[group_ >> shift & 63U];
+    }
+    group_ = 0;
+    bytes_ = 0;
+  }
+  void flush() {
+    out_.write(text_, static_cast<std::streamsize>(size_));
+    size_ = 0;
+  }
+
+  std::ostream& out_;
+  std::uint32_t group_ = 0;
+  std::size_t bytes_ = 0;
+  std::size_t size_ = 0;
+  char text_[4096]{};
+};
+
+/// The properties that many blocks have in common.
+struct html_shape {
+  std::uint64_t bytes = 0;
+  std::uint64_t requested = 0;
+  std::uint32_t stream = 0;  ///< index into html_data::streams()
+  std::uint32_t tag = 0;
+  std::uint32_t location = 0;
+  friend bool operator==(html_shape const&, html_shape const&) = default;
+};
+
+struct html_shape_hash {
+  std::size_t operator()(html_shape const& s) const noexcept {
+    std::size_t h = 0;
+    for (std::uint64_t const part :
+         {s.bytes, s.requested, std::uint64_t{s.stream}, std::uint64_t{s.tag}, std::uint64_t{s.location}}) {
+      h = (h ^ static_cast<std::size_t>(part)) * 0x9E3779B97F4A7C15U;
+      h ^= h >> 29U;
+    }
+    return h;
+  }
+};
+
+/// Writes the parts of one snapshot. Write events and blocks first: they collect the shapes and streams.
+class html_data {
+ public:
+  explicit html_data(snapshot const& of) : of_(of) {
+    for_each_address(
+        [&](std::uintptr_t address) { base_ = base_ == 0 ? address : (std::min)(base_, address); });
+    std::uintptr_t bits = 0;
+    for_each_address([&](std::uintptr_t address) { bits |= address - base_; });
+    shift_ = bits == 0 ? 0 : static_cast<unsigned>(std::countr_zero(bits));
+  }
+
+  /// The kind of an event in its head, three bits.
+  enum class code : std::uint8_t { allocate, free, free_elsewhere, free_unlisted, refused, reserve, release };
+
+  void write_events(std::ostream& out) {
+    html_numbers numbers(out);
+    std::unordered_map<std::uintptr_t, std::size_t> live;  // address to index of the allocating event
+    std::uint64_t address = 0;
+    std::uint64_t time = 0;
+    for (std::size_t i = 0; i < of_.events.size(); ++i) {
+      snapshot_event const& e = of_.events[i];
+      auto const head = [&](std::uint64_t what, code c) {
+        numbers.add(what << 3U | static_cast<std::uint64_t>(c));
+      };
+      auto const found = e.kind == snapshot_event_kind::free ? live.find(e.address) : live.end();
+      if (found != live.end()) {
+        bool const same = of_.events[found->second].stream == e.stream;
+        head(i - found->second, same ? code::free : code::free_elsewhere);
+        if (!same) numbers.add(stream_index(e.stream));
+        live.erase(found);
+      } else {
+        head(shape_index(e.bytes, e.requested, e.stream, e.tag, e.location), code_of(e.kind));
+        if (e.kind == snapshot_event_kind::allocate) live[e.address] = i;
+        numbers.add_step(address, units(e.address));
+        address = units(e.address);
+      }
+      numbers.add_step(time, e.time_ns);
+      time = e.time_ns;
+    }
+    numbers.finish();
+  }
+
+  void write_blocks(std::ostream& out) {
+    html_numbers numbers(out);
+    std::uint64_t address = 0;
+    std::uint64_t time = 0;
+    for (snapshot_segment const& s : of_.segments) {
+      numbers.add_step(address, units(s.address));
+      address = units(s.address);
+      numbers.add(s.bytes);
+      numbers.add(static_cast<std::uint64_t>(s.kind) | (s.is_small ? 4U : 0U));
+      numbers.add(s.handles);
+      numbers.add(stream_index(s.stream));
+      numbers.add(s.blocks.size());
+      std::uintptr_t expected = s.address;
+      for (snapshot_block const& b : s.blocks) {
+        bool const gap = b.address != expected;
+        numbers.add(std::uint64_t{shape_index(b.bytes, b.requested, b.stream, b.tag, b.location)} << 3U |
+                    (gap ? 4U : 0U) | static_cast<std::uint64_t>(b.use));
+        if (gap) numbers.add_step(expected, b.address);
+        numbers.add_step(time, b.time_ns);
+        time = b.time_ns;
+        expected = b.address + b.bytes;
+      }
+    }
+    numbers.finish();
+  }
+
+  void write_shapes(std::ostream& out) const {
+    html_numbers numbers(out);
+    for (html_shape const& s : shapes_) {
+      for (std::uint64_t const part : {s.bytes, s.requested}) numbers.add(part);
+      for (std::uint32_t const part : {s.stream, s.tag, s.location}) numbers.add(part);
+    }
+    numbers.finish();
+  }
+
+  [[nodiscard]] std::size_t shapes() const noexcept { return shapes_.size(); }
+  [[nodiscard]] std::vector<stream_id> const& streams() const noexcept { return streams_; }
+  [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
+  [[nodiscard]] unsigned shift() const noexcept { return shift_; }
+
+ private:
+  template <class F>
+  void for_each_address(F f) const {
+    for (snapshot_event const& e : of_.events) {
+      if (e.address != 0) f(e.address);
+    }
+    for (snapshot_segment const& s : of_.segments) {
+      if (s.address != 0) f(s.address);
+    }
+  }
+  [[nodiscard]] std::uint64_t units(std::uintptr_t address) const noexcept {
+    return address == 0 ? 0 : ((address - base_) >> shift_) + 1;
+  }
+  static code code_of(snapshot_event_kind kind) noexcept {
+    constexpr code codes[] = {code::allocate, code::free_unlisted, code::refused, code::reserve,
+                              code::release};
+    return codes[static_cast<std::size_t>(kind)];
+  }
+  std::uint32_t stream_index(stream_id id) {
+    auto const [at, added] = stream_at_.try_emplace(id, static_cast<std::uint32_t>(streams_.size()));
+    if (added) streams_.push_back(id);
+    return at->second;
+  }
+  std::uint32_t shape_index(std::uint64_t bytes, std::uint64_t requested, stream_id stream, std::uint32_t tag,
+                            std::uint32_t location) {
+    // An out-of-range index must not break the page: it becomes 0, "unknown".
+    html_shape const shape{bytes, requested, stream_index(stream), tag < of_.tags.size() ? tag : 0,
+                           location < of_.locations.size() ? location : 0};
+    auto const [at, added] = shape_at_.try_emplace(shape, static_cast<std::uint32_t>(shapes_.size()));
+    if (added) shapes_.push_back(shape);
+    return at->second;
+  }
+
+  snapshot const& of_;
+  std::uintptr_t base_ = 0;
+  unsigned shift_ = 0;
+  std::vector<html_shape> shapes_;
+  std::unordered_map<html_shape, std::uint32_t, html_shape_hash> shape_at_;
+  std::vector<stream_id> streams_;
+  std::unordered_map<stream_id, std::uint32_t> stream_at_;
+};
+
+}  // namespace detail
 
 /// The unit of the times in a snapshot.
 enum class time_axis : std::uint8_t {

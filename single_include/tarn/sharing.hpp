@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -458,14 +459,10 @@ class [[nodiscard]] page_pin {
 
 }  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_SHARING_PAGE_PIN_HPP
-// ---- tarn/sharing/shared_event.hpp
-// shared_event: an event that two processes use.
-
-#include <chrono>
-#include <thread>
-#include <utility>
 
 namespace TARN_NAMESPACE {
+
+// An event that two processes use.
 
 namespace detail {
 
@@ -539,13 +536,6 @@ class shared_event {
   creating_process process_{};
   event_handle event_ = nullptr;
 };
-
-}  // namespace detail
-}  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE {
-
-namespace detail {
 
 inline constexpr char const* not_exportable =
     "export_block (the pool's pages were created without a type that can be exported: use cuda_pages{device, "

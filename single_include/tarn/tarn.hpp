@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_d4e41952
+#define TARN_NAMESPACE tarn::inline v0_2_0_b8fdafc0
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -12626,8 +12626,8 @@ class front {
 #include <utility>
 
 // ---- tarn/pool/graph/deferred_for_graphs.hpp
-// Blocks that were freed while graphs use them that are not of their own part: nothing reuses them until the
-// owners of all these graphs have ended.
+// Blocks that graphs use which are not of their own part. If they are freed meanwhile, nothing reuses them
+// until the owners of all these graphs have ended.
 
 #include <atomic>
 #include <cstddef>
@@ -12724,8 +12724,246 @@ inline void graph_users::drop_over() noexcept {
 }
 
 }  // namespace TARN_NAMESPACE::detail
+// ---- tarn/pool/order/block_table.hpp
+// A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block
+// that is not in the table costs two loads.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/order/slot_table.hpp
+// An array of numbered slots that never move and are reused.
+
+#include <cstddef>
+#include <cstdint>
 
 namespace TARN_NAMESPACE::detail {
+
+/// The number of a slot; 0 is none.
+using slot_number = std::uint32_t;
+
+/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`,
+/// which links the free slots.
+template <class T>
+class slot_table {
+ public:
+  /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
+    chunks_.reserve(chunks_.size() + 1);
+    chunks_.push_back(owned(new chunk));
+  }
+  /// Takes a slot that holds T{}. Requires make_room().
+  [[nodiscard]] slot_number take() noexcept {
+    if (free_ == 0) return static_cast<slot_number>(++used_);
+    slot_number const s = free_;
+    free_ = (*this)[s].next;
+    (*this)[s] = T{};
+    return s;
+  }
+  /// Frees a slot; it holds T{} except for `next`.
+  void give(slot_number s) noexcept {
+    (*this)[s] = T{};
+    (*this)[s].next = free_;
+    free_ = s;
+  }
+
+  [[nodiscard]] T& operator[](slot_number s) noexcept {
+    TARN_VISIT();
+    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
+  }
+  [[nodiscard]] T const& operator[](slot_number s) const noexcept {
+    TARN_VISIT();
+    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
+  }
+  /// Slots are numbered from 1 to this; some of them are free.
+  [[nodiscard]] slot_number last() const noexcept { return static_cast<slot_number>(used_); }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return chunks_.size() * sizeof(chunk) + chunks_.capacity() * sizeof(void*);
+  }
+
+ private:
+  static constexpr std::size_t chunk_slots = 64;
+  struct chunk {
+    T items[chunk_slots];
+  };
+
+  sequence<owned<chunk>> chunks_;
+  std::size_t used_ = 0;
+  slot_number free_ = 0;
+};
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE::detail {
+
+/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but
+/// may_hold() are called under the owner's lock.
+template <class Block>
+class block_table {
+ public:
+  explicit block_table(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
+
+  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64
+  /// when the table is full. Needs no lock: a thread that frees a block has been ordered after the recording
+  /// of its uses, so it reads the table that the block was added to, or a newer one, which contains the
+  /// block, too.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
+    table const* const t = current_.load(std::memory_order_acquire);
+    if (t == nullptr) return false;
+    std::uint64_t const h = hash(p);
+    return (t->buckets[h >> t->shift].marks.load(std::memory_order_relaxed) & mark_of(h, *t)) != 0;
+  }
+
+  /// Makes room to add one more block. Amortised O(1). @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    std::size_t const buckets = tables_.empty() ? 0 : tables_.back()->count;
+    if (size_ < buckets) return;
+    tables_.reserve(tables_.size() + 1);
+    owned<table> larger(new table(buckets == 0 ? first_buckets : buckets * 2));
+    for (std::size_t i = 0; i < buckets; ++i) {
+      for (slot_number b = tables_.back()->buckets[i].first; b != 0;) {
+        slot_number const next = blocks_[b].next;
+        link(*larger, b);
+        b = next;
+      }
+    }
+    tables_.push_back(static_cast<owned<table>&&>(larger));
+    current_.store(tables_.back().get(), std::memory_order_release);
+  }
+  /// Adds a block that is not there. Requires make_room().
+  void insert(slot_number b) noexcept {
+    link(*tables_.back(), b);
+    ++size_;
+  }
+  [[nodiscard]] slot_number find(void const* p) const noexcept {
+    if (size_ == 0) return 0;
+    std::uint64_t const h = hash(p);
+    slot_number b = tables_.back()->buckets[h >> tables_.back()->shift].first;
+    while (b != 0 && blocks_[b].p != p) b = blocks_[b].next;
+    return b;
+  }
+  /// Removes a block and returns it; 0 if it is not there.
+  slot_number take(void const* p) noexcept {
+    if (size_ == 0) return 0;
+    table& t = *tables_.back();
+    bucket& in = t.buckets[hash(p) >> t.shift];
+    slot_number* at = &in.first;
+    while (*at != 0 && blocks_[*at].p != p) at = &blocks_[*at].next;
+    slot_number const taken = *at;
+    if (taken == 0) return 0;
+    *at = blocks_[taken].next;
+    blocks_[taken].next = 0;
+    --size_;
+    std::uint64_t marks = 0;
+    for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);
+    in.marks.store(marks, std::memory_order_relaxed);
+    return taken;
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (auto const& t : tables_) sum += sizeof(table) + t->count * sizeof(bucket);
+    return sum;
+  }
+
+ private:
+  struct bucket {
+    std::atomic<std::uint64_t> marks{0};  ///< one bit per block of the bucket
+    slot_number first = 0;
+  };
+  struct table {
+    explicit table(std::size_t buckets_wanted) : count(buckets_wanted), buckets(new bucket[buckets_wanted]) {
+      for (std::size_t c = count; c != 1; c /= 2) --shift;
+    }
+    table& operator=(table&&) = delete;
+    ~table() { delete[] buckets; }
+
+    std::size_t count;
+    unsigned shift = 64;  ///< 64 minus log2 of the count
+    bucket* buckets;
+  };
+  static constexpr std::size_t first_buckets = 64;
+
+  /// As in address_map: the upper bits of a product with 2^64 over the golden ratio.
+  [[nodiscard]] static std::uint64_t hash(void const* p) noexcept {
+    return std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U;
+  }
+  /// The six bits of the hash after those of the bucket.
+  [[nodiscard]] static std::uint64_t mark_of(std::uint64_t h, table const& t) noexcept {
+    return std::uint64_t{1} << ((h >> (t.shift - 6)) & 63);
+  }
+  void link(table& t, slot_number b) noexcept {
+    std::uint64_t const h = hash(blocks_[b].p);
+    bucket& in = t.buckets[h >> t.shift];
+    blocks_[b].next = in.first;
+    in.first = b;
+    in.marks.store(in.marks.load(std::memory_order_relaxed) | mark_of(h, t), std::memory_order_relaxed);
+  }
+
+  slot_table<Block>& blocks_;
+  std::size_t size_ = 0;
+  std::atomic<table const*> current_{nullptr};
+  sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
+};
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE::detail {
+
+// The blocks that record_stream() named for the stream of a capture: graphs of another owner than the block's
+// use them.
+
+/// Thread-safe; all calls are O(1) amortised.
+class graph_uses {
+ public:
+  /// Returns false if no graph is recorded for `p`. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return table_.may_hold(p); }
+
+  /// Records that graphs of `user` use a block. Returns true if the block was not recorded before.
+  /// @throws std::bad_alloc, nothing has changed
+  bool record(void* p, graph_parts& user) {
+    scoped_lock const guard(mutex_);
+    slot_number b = table_.find(p);
+    bool const is_new = b == 0;
+    if (is_new) {
+      blocks_.make_room();
+      table_.make_room();
+      b = blocks_.take();
+      blocks_[b].p = p;
+      table_.insert(b);
+    }
+    blocks_[b].users.add(user);
+    return is_new;
+  }
+  /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not
+  /// recorded.
+  graph_users take(void const* p) noexcept {
+    scoped_lock const guard(mutex_);
+    slot_number const b = table_.take(p);
+    if (b == 0) return {};
+    graph_users const users = blocks_[b].users;
+    blocks_.give(b);
+    return users;
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    scoped_lock const guard(mutex_);
+    return table_.host_bytes() + blocks_.host_bytes();
+  }
+
+ private:
+  struct block {
+    void* p = nullptr;
+    slot_number next = 0;
+    graph_users users;
+  };
+
+  mutable fork_mutex mutex_;
+  slot_table<block> blocks_;
+  block_table<block> table_{blocks_};
+};
 
 /// The lists of these blocks, which the owners' records hold, and the state of the owners. Thread-safe.
 template <class Deferred>
@@ -13119,69 +13357,6 @@ template <stream_driver Driver>
     return unknown_device;
   return device_of(driver, stream);
 }
-
-}  // namespace TARN_NAMESPACE::detail
-// ---- tarn/pool/order/slot_table.hpp
-// An array of numbered slots that never move and are reused.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace TARN_NAMESPACE::detail {
-
-/// The number of a slot; 0 is none.
-using slot_number = std::uint32_t;
-
-/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`,
-/// which links the free slots.
-template <class T>
-class slot_table {
- public:
-  /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
-    chunks_.reserve(chunks_.size() + 1);
-    chunks_.push_back(owned(new chunk));
-  }
-  /// Takes a slot that holds T{}. Requires make_room().
-  [[nodiscard]] slot_number take() noexcept {
-    if (free_ == 0) return static_cast<slot_number>(++used_);
-    slot_number const s = free_;
-    free_ = (*this)[s].next;
-    (*this)[s] = T{};
-    return s;
-  }
-  /// Frees a slot; it holds T{} except for `next`.
-  void give(slot_number s) noexcept {
-    (*this)[s] = T{};
-    (*this)[s].next = free_;
-    free_ = s;
-  }
-
-  [[nodiscard]] T& operator[](slot_number s) noexcept {
-    TARN_VISIT();
-    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
-  }
-  [[nodiscard]] T const& operator[](slot_number s) const noexcept {
-    TARN_VISIT();
-    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
-  }
-  /// Slots are numbered from 1 to this; some of them are free.
-  [[nodiscard]] slot_number last() const noexcept { return static_cast<slot_number>(used_); }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return chunks_.size() * sizeof(chunk) + chunks_.capacity() * sizeof(void*);
-  }
-
- private:
-  static constexpr std::size_t chunk_slots = 64;
-  struct chunk {
-    T items[chunk_slots];
-  };
-
-  sequence<owned<chunk>> chunks_;
-  std::size_t used_ = 0;
-  slot_number free_ = 0;
-};
 
 }  // namespace TARN_NAMESPACE::detail
 
@@ -13993,187 +14168,6 @@ class graph_captures {
   std::atomic<unsigned> captures_with_ample_memory_{0};  ///< for which is_memory_scarce() does not ask
   std::atomic<std::size_t> ample_up_to_{0};              ///< bytes reserved
   std::atomic<unsigned> unwatched_{0};                   ///< scopes whose thread is not watched
-};
-
-}  // namespace TARN_NAMESPACE::detail
-// ---- tarn/pool/graph/graph_uses.hpp
-// The blocks that record_stream() named for the stream of a capture: graphs of another owner than the block's
-// use them.
-
-#include <cstddef>
-
-// ---- tarn/pool/order/block_table.hpp
-// A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block
-// that is not in the table costs two loads.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-namespace TARN_NAMESPACE::detail {
-
-/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but
-/// may_hold() are called under the owner's lock.
-template <class Block>
-class block_table {
- public:
-  explicit block_table(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
-
-  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64
-  /// when the table is full. Needs no lock: a thread that frees a block has been ordered after the recording
-  /// of its uses, so it reads the table that the block was added to, or a newer one, which contains the
-  /// block, too.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
-    table const* const t = current_.load(std::memory_order_acquire);
-    if (t == nullptr) return false;
-    std::uint64_t const h = hash(p);
-    return (t->buckets[h >> t->shift].marks.load(std::memory_order_relaxed) & mark_of(h, *t)) != 0;
-  }
-
-  /// Makes room to add one more block. Amortised O(1). @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    std::size_t const buckets = tables_.empty() ? 0 : tables_.back()->count;
-    if (size_ < buckets) return;
-    tables_.reserve(tables_.size() + 1);
-    owned<table> larger(new table(buckets == 0 ? first_buckets : buckets * 2));
-    for (std::size_t i = 0; i < buckets; ++i) {
-      for (slot_number b = tables_.back()->buckets[i].first; b != 0;) {
-        slot_number const next = blocks_[b].next;
-        link(*larger, b);
-        b = next;
-      }
-    }
-    tables_.push_back(static_cast<owned<table>&&>(larger));
-    current_.store(tables_.back().get(), std::memory_order_release);
-  }
-  /// Adds a block that is not there. Requires make_room().
-  void insert(slot_number b) noexcept {
-    link(*tables_.back(), b);
-    ++size_;
-  }
-  [[nodiscard]] slot_number find(void const* p) const noexcept {
-    if (size_ == 0) return 0;
-    std::uint64_t const h = hash(p);
-    slot_number b = tables_.back()->buckets[h >> tables_.back()->shift].first;
-    while (b != 0 && blocks_[b].p != p) b = blocks_[b].next;
-    return b;
-  }
-  /// Removes a block and returns it; 0 if it is not there.
-  slot_number take(void const* p) noexcept {
-    if (size_ == 0) return 0;
-    table& t = *tables_.back();
-    bucket& in = t.buckets[hash(p) >> t.shift];
-    slot_number* at = &in.first;
-    while (*at != 0 && blocks_[*at].p != p) at = &blocks_[*at].next;
-    slot_number const taken = *at;
-    if (taken == 0) return 0;
-    *at = blocks_[taken].next;
-    blocks_[taken].next = 0;
-    --size_;
-    std::uint64_t marks = 0;
-    for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);
-    in.marks.store(marks, std::memory_order_relaxed);
-    return taken;
-  }
-
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::size_t sum = 0;
-    for (auto const& t : tables_) sum += sizeof(table) + t->count * sizeof(bucket);
-    return sum;
-  }
-
- private:
-  struct bucket {
-    std::atomic<std::uint64_t> marks{0};  ///< one bit per block of the bucket
-    slot_number first = 0;
-  };
-  struct table {
-    explicit table(std::size_t buckets_wanted) : count(buckets_wanted), buckets(new bucket[buckets_wanted]) {
-      for (std::size_t c = count; c != 1; c /= 2) --shift;
-    }
-    table& operator=(table&&) = delete;
-    ~table() { delete[] buckets; }
-
-    std::size_t count;
-    unsigned shift = 64;  ///< 64 minus log2 of the count
-    bucket* buckets;
-  };
-  static constexpr std::size_t first_buckets = 64;
-
-  /// As in address_map: the upper bits of a product with 2^64 over the golden ratio.
-  [[nodiscard]] static std::uint64_t hash(void const* p) noexcept {
-    return std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U;
-  }
-  /// The six bits of the hash after those of the bucket.
-  [[nodiscard]] static std::uint64_t mark_of(std::uint64_t h, table const& t) noexcept {
-    return std::uint64_t{1} << ((h >> (t.shift - 6)) & 63);
-  }
-  void link(table& t, slot_number b) noexcept {
-    std::uint64_t const h = hash(blocks_[b].p);
-    bucket& in = t.buckets[h >> t.shift];
-    blocks_[b].next = in.first;
-    in.first = b;
-    in.marks.store(in.marks.load(std::memory_order_relaxed) | mark_of(h, t), std::memory_order_relaxed);
-  }
-
-  slot_table<Block>& blocks_;
-  std::size_t size_ = 0;
-  std::atomic<table const*> current_{nullptr};
-  sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
-};
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE::detail {
-
-/// Thread-safe; all calls are O(1) amortised.
-class graph_uses {
- public:
-  /// Returns false if no graph is recorded for `p`. Takes no lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return table_.may_hold(p); }
-
-  /// Records that graphs of `user` use a block. Returns true if the block was not recorded before.
-  /// @throws std::bad_alloc, nothing has changed
-  bool record(void* p, graph_parts& user) {
-    scoped_lock const guard(mutex_);
-    slot_number b = table_.find(p);
-    bool const is_new = b == 0;
-    if (is_new) {
-      blocks_.make_room();
-      table_.make_room();
-      b = blocks_.take();
-      blocks_[b].p = p;
-      table_.insert(b);
-    }
-    blocks_[b].users.add(user);
-    return is_new;
-  }
-  /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not
-  /// recorded.
-  graph_users take(void const* p) noexcept {
-    scoped_lock const guard(mutex_);
-    slot_number const b = table_.take(p);
-    if (b == 0) return {};
-    graph_users const users = blocks_[b].users;
-    blocks_.give(b);
-    return users;
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    scoped_lock const guard(mutex_);
-    return table_.host_bytes() + blocks_.host_bytes();
-  }
-
- private:
-  struct block {
-    void* p = nullptr;
-    slot_number next = 0;
-    graph_users users;
-  };
-
-  mutable fork_mutex mutex_;
-  slot_table<block> blocks_;
-  block_table<block> table_{blocks_};
 };
 
 }  // namespace TARN_NAMESPACE::detail

@@ -29,7 +29,7 @@
 #include "tarn/transfer/batch_options.hpp"
 #include "tarn/transfer/mapped_file.hpp"
 #include "tarn/transfer/micro_batches.hpp"
-#include "tarn/transfer/partition_layout.hpp"
+#include "tarn/transfer/partitioned_buffer.hpp"
 #include "tarn/transfer/reservation.hpp"
 
 #if TARN_HAS_NCCL

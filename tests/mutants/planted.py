@@ -1529,14 +1529,14 @@ PLANTED = {
         ),
         Mutant(
             "blocks in magazines are shown as live",
-            "pool/inspection/pool_facts.hpp",
+            "pool/inspection/inspection.hpp",
             "      for (std::uint32_t i = 0; i < m.count; ++i)\n        cached.push_back(",
             "      for (std::uint32_t i = 1; i < m.count; ++i)\n        cached.push_back(",
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
             "a block freed into another stream's run is shown as live",
-            "pool/inspection/pool_facts.hpp",
+            "pool/inspection/inspection.hpp",
             "        for (void* const p : list) cached.push_back({address_of(p), 0, 0, block_use::cached, domains.back()});\n",
             "",
             finder="tests/report/stats_model.cpp",
@@ -1818,7 +1818,7 @@ PLANTED = {
     "moved elements keep their values and their order": [
         Mutant(
             "large weights add up to infinity",
-            "transfer/partition_layout.hpp",
+            "transfer/partitioned_buffer.hpp",
             "    long double total = 0;\n",
             "    double total = 0;\n",
             finder="tests/transfer/partition_layout.cpp",
@@ -2482,14 +2482,14 @@ PLANTED = {
         ),
         Mutant(
             "a stream waits for work of a process that has ended",
-            "sharing/shared_event.hpp",
+            "sharing/exported_block.hpp",
             "if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);",
             "(void)ended, (void)has_ended;",
             finder="tests/sharing/sharing.cpp",
         ),
         Mutant(
             "the work of a process that has ended does not count",
-            "sharing/shared_event.hpp",
+            "sharing/exported_block.hpp",
             "if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);",
             "if (has_ended()) throw of_ended(ended);",
             finder="tests/sharing/sharing.cpp",
@@ -2690,7 +2690,7 @@ PLANTED = {
         ),
         Mutant(
             "a forked child destroys the parent's events",
-            "sharing/shared_event.hpp",
+            "sharing/exported_block.hpp",
             "    if (process_.is_this()) (void)driver_.destroy_event(event_);\n",
             "    (void)driver_.destroy_event(event_);\n",
             finder="tests/sharing/sharing.cpp",

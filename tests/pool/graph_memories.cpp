@@ -9,11 +9,11 @@
 
 #include "catch.hpp"
 #include "tarn/driver/captured_handles.hpp"
+#include "tarn/pool/graph/deferred_for_graphs.hpp"
 #include "tarn/pool/graph/end_mark.hpp"
 #include "tarn/pool/graph/graph_captures.hpp"
 #include "tarn/pool/graph/graph_owner_of.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
-#include "tarn/pool/graph/graph_uses.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/sim.hpp"

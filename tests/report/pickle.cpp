@@ -13,7 +13,6 @@
 #include "report/unpickle.hpp"
 #include "tarn/core/text.hpp"
 #include "tarn/report/pickle.hpp"
-#include "tarn/report/pickle_text.hpp"
 #include "tarn/report/viewer_history.hpp"
 
 using namespace tarn;

@@ -27,7 +27,6 @@
 #include "tarn/policy/tagged.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/stream.hpp"
-#include "tarn/report/merge_history.hpp"
 #include "tarn/report/perfetto.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/take_snapshot.hpp"

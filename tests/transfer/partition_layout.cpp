@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "tarn/transfer/partition_layout.hpp"
+#include "tarn/transfer/partitioned_buffer.hpp"
 
 #include <algorithm>
 #include <cmath>

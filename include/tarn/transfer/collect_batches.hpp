@@ -13,7 +13,6 @@
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/pinned_host.hpp"
-#include "tarn/transfer/batch_iterator.hpp"
 #include "tarn/transfer/batch_options.hpp"
 #include "tarn/transfer/copy_stream.hpp"
 #include "tarn/transfer/pinned_slots.hpp"

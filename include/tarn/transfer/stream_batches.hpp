@@ -23,7 +23,6 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/stream.hpp"
-#include "tarn/transfer/batch_iterator.hpp"
 #include "tarn/transfer/batch_options.hpp"
 #include "tarn/transfer/batch_source.hpp"
 #include "tarn/transfer/copy_stream.hpp"

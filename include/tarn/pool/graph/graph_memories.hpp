@@ -36,7 +36,6 @@
 #include "tarn/pool/graph/end_mark.hpp"
 #include "tarn/pool/graph/graph_captures.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
-#include "tarn/pool/graph/graph_uses.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"

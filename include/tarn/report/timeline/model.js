@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model of the page: reads the numbers that html_data.hpp writes, computes the curves, and finds what was live when.
+// The model of the page: reads the numbers that timeline_html.hpp writes, computes the curves, and finds what was live when.
 
 // ---- reading
 const byId = (id) => document.getElementById(id);
