@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_b8fdafc0
+#define TARN_NAMESPACE tarn::inline v0_2_0_b8105b97
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -6404,14 +6404,19 @@ class two_graph_owners final : public graph_owner {
 };
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/core/sleeping.hpp
-// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The
-// calls are in raii/sleep.hpp and raii/compact.hpp.
 
-#include <cstddef>
-#include <cstdint>
+// How a call is made on a layer `l`. A layer for which the expression does not compile does not have the
+// call.
+#define TARN_ON_LAYER(expression)                     \
+  template <class L>                                  \
+  auto operator()(L& l) const->decltype(expression) { \
+    return expression;                                \
+  }
 
 namespace TARN_NAMESPACE {
+
+// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The
+// calls are in raii/sleep.hpp and raii/compact.hpp.
 
 /// Where the contents of live blocks stay while a pool sleeps.
 enum class contents : std::uint8_t {
@@ -6433,18 +6438,6 @@ struct compaction {
   /// held afterwards: `live`, and less than a granule at each end of a stretch; or segments
   std::size_t reserved = 0;
 };
-
-}  // namespace TARN_NAMESPACE
-
-// How a call is made on a layer `l`. A layer for which the expression does not compile does not have the
-// call.
-#define TARN_ON_LAYER(expression)                     \
-  template <class L>                                  \
-  auto operator()(L& l) const->decltype(expression) { \
-    return expression;                                \
-  }
-
-namespace TARN_NAMESPACE {
 
 namespace detail {
 class deferred_observer;
@@ -6785,6 +6778,7 @@ concept allocates_for_owners =
     };
 
 }  // namespace detail
+
 }  // namespace TARN_NAMESPACE
 
 #undef TARN_ON_LAYER
@@ -7532,14 +7526,6 @@ constexpr bool is_only_around() noexcept {
 }
 template <class P>
 concept says_only_around = is_only_around<P>();
-}  // namespace detail
-
-/// A policy over a given upstream: options that make a layer.
-template <class P, class Upstream>
-concept policy_over = memory_source<Upstream> && detail::makes_layer<P, Upstream> &&
-                      std::constructible_from<typename P::template layer<Upstream>, Upstream, P>;
-
-namespace detail {
 
 /// Whether a policy has the type of a resource as template argument, to which its layers send calls.
 template <class Policy>
@@ -9781,41 +9767,13 @@ struct block_batch {
 #include <cstdint>
 #include <new>
 
+// ---- tarn/pool/graph/large_magazine.hpp
+// The large blocks that a thread caches for a stream that is captured.
+
+#include <cstddef>
+#include <cstdint>
+
 namespace TARN_NAMESPACE::detail {
-
-/// A stack of blocks of one class. It has no array until the first block is put in.
-struct magazine {
-  void** blocks = nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
-  std::uint32_t count = 0;
-  std::uint32_t capacity = 0;
-
-  /// The most recently added block; null if there is none. Requires an array.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
-  /// Host memory of the array, bytes.
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return capacity != 0 ? (capacity + std::size_t{1}) * sizeof(void*) : 0;
-  }
-};
-
-/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that
-/// replaces blocks at random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB
-/// worth, once in 120. All magazines of one stream on one thread together hold at most 104 MiB; what is too
-/// much of the pool is returned before it grows (ladder.hpp).
-[[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
-  std::size_t const fit = 1_MiB / class_bytes(size_class);
-  return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
-}
-
-/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
-/// at the boundary does not reach the arena every time.
-[[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
-  return magazine_capacity(size_class) / 2;
-}
-
-/// How much of the classes above run_limit a thread may keep of a stream when a request of such a class
-/// misses, bytes. Rows that grow from step to step never hit, and what waits for their old sizes keeps free
-/// neighbours apart. Figures are in bench/README.md, "The numbers of the growth".
-inline constexpr std::size_t most_at_miss = 2_MiB;
 
 /// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers
 /// of a network repeat the sizes of their temporaries. Unlike `large_block` they stay while others are
@@ -9868,6 +9826,44 @@ struct large_magazine {
     return sum;
   }
 };
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE::detail {
+
+/// A stack of blocks of one class. It has no array until the first block is put in.
+struct magazine {
+  void** blocks = nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
+  std::uint32_t count = 0;
+  std::uint32_t capacity = 0;
+
+  /// The most recently added block; null if there is none. Requires an array.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
+  /// Host memory of the array, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return capacity != 0 ? (capacity + std::size_t{1}) * sizeof(void*) : 0;
+  }
+};
+
+/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that
+/// replaces blocks at random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB
+/// worth, once in 120. All magazines of one stream on one thread together hold at most 104 MiB; what is too
+/// much of the pool is returned before it grows (ladder.hpp).
+[[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
+  std::size_t const fit = 1_MiB / class_bytes(size_class);
+  return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
+}
+
+/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
+/// at the boundary does not reach the arena every time.
+[[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
+  return magazine_capacity(size_class) / 2;
+}
+
+/// How much of the classes above run_limit a thread may keep of a stream when a request of such a class
+/// misses, bytes. Rows that grow from step to step never hit, and what waits for their old sizes keeps free
+/// neighbours apart. Figures are in bench/README.md, "The numbers of the growth".
+inline constexpr std::size_t most_at_miss = 2_MiB;
 
 /// The blocks of one stream that one thread caches.
 struct stream_cache {
@@ -15980,7 +15976,7 @@ inline bool adopt_handles(arena& a, page_map const& map, growth_request const& r
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/created_handles.hpp
-// New handles, created and mapped at their home addresses: all or none.
+// Handles at their home addresses: created and mapped, all or none, and unmapped and destroyed.
 
 #include <cstddef>
 #include <cstdint>
@@ -16088,6 +16084,18 @@ void refuse_what_is_not_free(Source& source, std::size_t total) {
   refuse(source.driver(), none, stream_ref{}, total, usual_granule);
 }
 
+/// Destroys a handle that is in no view; first unmaps it if it is mapped.
+template <class Source>
+void destroy_handle(Source& source, growth_counters& counters, address_space const& addresses,
+                    growth_lock const& growing, physical const& p) noexcept {
+  if (p.state == backing::mapped) {
+    source.unmap(reinterpret_cast<void*>(p.home), p.bytes);
+    ++counters.unmaps;
+  }
+  source.destroy(p.id, p.bytes);
+  counters.release(growing, p.home, p.bytes, addresses.zone_at(p.home));
+}
+
 /// Creates the handles and maps them. The hot lock is not held.
 /// @param total  their bytes
 /// @throws out_of_memory, cuda_error, nothing has changed
@@ -16107,15 +16115,22 @@ void create_handles(Source& source, growth_counters& counters, address_space con
   } catch (...) {
     for (physical const& p : made) {
       if (p.state == backing::released) break;
-      if (p.state == backing::mapped) {
-        source.unmap(reinterpret_cast<void*>(p.home), p.bytes);
-        ++counters.unmaps;
-      }
-      source.destroy(p.id, p.bytes);
-      counters.release(growing, p.home, p.bytes, addresses.zone_at(p.home));
+      destroy_handle(source, counters, addresses, growing, p);
     }
     throw;
   }
+}
+
+/// Unmaps and destroys the handle with this number, as far as it is mapped and created; returns the bytes
+/// given back.
+template <class Source>
+std::size_t destroy_handle(Source& source, growth_counters& counters, address_space const& addresses,
+                           growth_lock const& growing, page_map& map, handle_ref h) noexcept {
+  physical const p = map[h];
+  if (p.state == backing::released) return 0;
+  destroy_handle(source, counters, addresses, growing, p);
+  map.set(h, page_handle{}, backing::released);
+  return p.bytes;
 }
 
 }  // namespace TARN_NAMESPACE::detail
@@ -17016,6 +17031,7 @@ class largest_size {
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -17093,6 +17109,48 @@ class page_segments {
   page_map& map_;
   view_table<Source>& views_;
 };
+
+// The search for the physical segments behind a block of a pool, for segments_of() and page_pin.
+
+/// A block or a part of one, and the user's call that asks for its segments.
+struct segments_wanted {
+  std::string_view call;
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+};
+
+[[noreturn]] TARN_NOINLINE inline void refuse_segments(segments_wanted const& wanted) {
+  message<256> text;
+  text.add(wanted.call).add(": no block of this pool has these ").add_bytes(wanted.bytes);
+  text.add("; pass a pointer into a block that is allocated, and bytes that end in it");
+  throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
+}
+
+/// Finds the segments of a live block. First returns all threads' cached blocks to the heap, so that those
+/// are seen to be free.
+/// @throws misuse       not all of the bytes are live in this pool
+/// @throws pool_asleep  the pool sleeps
+/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here;
+/// std::bad_alloc: nothing has changed
+template <class Heap, class Front>
+void find_segments(growth_lock const& growing, Heap& heap, Front& front, segments_wanted const& wanted,
+                   sequence<memory_segment>& found) {
+  auto const address = reinterpret_cast<std::uintptr_t>(wanted.p);
+  if (heap.is_lost()) heap.refuse_forked();
+  if (!heap.growth(growing).contains(address)) refuse_segments(wanted);
+  if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
+  if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
+  front.flush_all();
+  bool are_live = false;
+  {
+    hot_lock const held = heap.lock_hot();
+    are_live = heap.growth(growing).template visit_pages<bool>([&](auto& pages) {
+      return pages.segments().each(heap.space(held), address, wanted.bytes,
+                                   [&](memory_segment const& s) { found.push_back(s); });
+    });
+  }
+  if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
+}
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/relocate/page_compact.hpp
@@ -17657,7 +17715,7 @@ class page_sleep {
         while (saved_.size() > first) saved_.pop_back();
         next = first;
       }
-      if (are_saved) given += destroy(growing, h);
+      if (are_saved) given += destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }
     copy_.end();
     return given;
@@ -17719,18 +17777,6 @@ class page_sleep {
     sequence<stretch>().swap(saved_);
   }
 
-  /// Unmaps and destroys a handle that is in no view, as far as it is mapped and created; returns the bytes
-  /// given back.
-  std::size_t destroy(growth_lock const& growing, handle_ref h) noexcept {
-    physical const p = map_[h];
-    if (p.state == backing::mapped) unmap_home(p);
-    if (p.state == backing::released) return 0;
-    source_.destroy(p.id, p.bytes);
-    counters_.release(growing, p.home, p.bytes, addresses_.zone_at(p.home));
-    map_.set(h, page_handle{}, backing::released);
-    return p.bytes;
-  }
-
   /// Host memory of the kept contents and their list, bytes.
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return copy_.host_bytes() + saved_.capacity() * sizeof(stretch);
@@ -17761,15 +17807,12 @@ class page_sleep {
     }
   }
 
-  void unmap_home(physical const& p) noexcept {
-    source_.unmap(reinterpret_cast<void*>(p.home), p.bytes);
-    ++counters_.unmaps;
-  }
   void unmap_homes() noexcept {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       physical const p = map_[h];
       if (p.bytes == 0 || p.state != backing::mapped || p.stays) continue;
-      unmap_home(p);
+      source_.unmap(reinterpret_cast<void*>(p.home), p.bytes);
+      ++counters_.unmaps;
       map_.set(h, p.id, backing::unmapped);
     }
   }
@@ -17985,7 +18028,7 @@ class page_growth {
     map_.treat_all_alike();
     table_.unmap_all();
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes != 0) (void)sleep_.destroy(growing, h);
+      if (map_[h].bytes != 0) (void)destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }
     sleep_.forget(growing);
     source_.unreserve(reserved_, map_.bytes() + map_.granularity());
@@ -18030,7 +18073,8 @@ class page_growth {
     {
       unlocked const released(hot);
       table_.forget(leaves);
-      for (handle_ref const h : handles) (void)sleep_.destroy(growing, h);
+      for (handle_ref const h : handles)
+        (void)destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
@@ -20754,56 +20798,6 @@ class deferred_blocks {
   deferred_count count_;
   std::atomic<std::int64_t> bytes_for_graphs_{0};
 };
-
-}  // namespace TARN_NAMESPACE::detail
-// ---- tarn/pool/pages/pool_segments.hpp
-// The search for the physical segments behind a block of a pool, for segments_of() and page_pin.
-
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-
-namespace TARN_NAMESPACE::detail {
-
-/// A block or a part of one, and the user's call that asks for its segments.
-struct segments_wanted {
-  std::string_view call;
-  void const* p = nullptr;
-  std::size_t bytes = 0;
-};
-
-[[noreturn]] TARN_NOINLINE inline void refuse_segments(segments_wanted const& wanted) {
-  message<256> text;
-  text.add(wanted.call).add(": no block of this pool has these ").add_bytes(wanted.bytes);
-  text.add("; pass a pointer into a block that is allocated, and bytes that end in it");
-  throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
-}
-
-/// Finds the segments of a live block. First returns all threads' cached blocks to the heap, so that those
-/// are seen to be free.
-/// @throws misuse       not all of the bytes are live in this pool
-/// @throws pool_asleep  the pool sleeps
-/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here;
-/// std::bad_alloc: nothing has changed
-template <class Heap, class Front>
-void find_segments(growth_lock const& growing, Heap& heap, Front& front, segments_wanted const& wanted,
-                   sequence<memory_segment>& found) {
-  auto const address = reinterpret_cast<std::uintptr_t>(wanted.p);
-  if (heap.is_lost()) heap.refuse_forked();
-  if (!heap.growth(growing).contains(address)) refuse_segments(wanted);
-  if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
-  if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
-  front.flush_all();
-  bool are_live = false;
-  {
-    hot_lock const held = heap.lock_hot();
-    are_live = heap.growth(growing).template visit_pages<bool>([&](auto& pages) {
-      return pages.segments().each(heap.space(held), address, wanted.bytes,
-                                   [&](memory_segment const& s) { found.push_back(s); });
-    });
-  }
-  if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
-}
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pool_drain.hpp

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The errors of a pool that sleeps: pool_asleep, and what wake() lacks.
 
-#include "tarn/core/sleeping.hpp"
+#include "tarn/core/pool_call.hpp"
 
 #include <string>
 

@@ -669,7 +669,7 @@ PLANTED = {
         Mutant(
             "the failure path omits a reclaim",
             "pool/pages/created_handles.hpp",
-            "      source.destroy(p.id, p.bytes);\n",
+            "      destroy_handle(source, counters, addresses, growing, p);\n",
             "",
         ),
         Mutant(

@@ -30,14 +30,6 @@ constexpr bool is_only_around() noexcept {
 }
 template <class P>
 concept says_only_around = is_only_around<P>();
-}  // namespace detail
-
-/// A policy over a given upstream: options that make a layer.
-template <class P, class Upstream>
-concept policy_over = memory_source<Upstream> && detail::makes_layer<P, Upstream> &&
-                      std::constructible_from<typename P::template layer<Upstream>, Upstream, P>;
-
-namespace detail {
 
 /// Whether a policy has the type of a resource as template argument, to which its layers send calls.
 template <class Policy>

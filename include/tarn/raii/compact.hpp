@@ -8,7 +8,6 @@
 #include "tarn/core/layers.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
-#include "tarn/core/sleeping.hpp"
 
 namespace TARN_NAMESPACE {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// New handles, created and mapped at their home addresses: all or none.
+// Handles at their home addresses: created and mapped, all or none, and unmapped and destroyed.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +31,18 @@ void refuse_what_is_not_free(Source& source, std::size_t total) {
   refuse(source.driver(), none, stream_ref{}, total, usual_granule);
 }
 
+/// Destroys a handle that is in no view; first unmaps it if it is mapped.
+template <class Source>
+void destroy_handle(Source& source, growth_counters& counters, address_space const& addresses,
+                    growth_lock const& growing, physical const& p) noexcept {
+  if (p.state == backing::mapped) {
+    source.unmap(reinterpret_cast<void*>(p.home), p.bytes);
+    ++counters.unmaps;
+  }
+  source.destroy(p.id, p.bytes);
+  counters.release(growing, p.home, p.bytes, addresses.zone_at(p.home));
+}
+
 /// Creates the handles and maps them. The hot lock is not held.
 /// @param total  their bytes
 /// @throws out_of_memory, cuda_error, nothing has changed
@@ -50,15 +62,22 @@ void create_handles(Source& source, growth_counters& counters, address_space con
   } catch (...) {
     for (physical const& p : made) {
       if (p.state == backing::released) break;
-      if (p.state == backing::mapped) {
-        source.unmap(reinterpret_cast<void*>(p.home), p.bytes);
-        ++counters.unmaps;
-      }
-      source.destroy(p.id, p.bytes);
-      counters.release(growing, p.home, p.bytes, addresses.zone_at(p.home));
+      destroy_handle(source, counters, addresses, growing, p);
     }
     throw;
   }
+}
+
+/// Unmaps and destroys the handle with this number, as far as it is mapped and created; returns the bytes
+/// given back.
+template <class Source>
+std::size_t destroy_handle(Source& source, growth_counters& counters, address_space const& addresses,
+                           growth_lock const& growing, page_map& map, handle_ref h) noexcept {
+  physical const p = map[h];
+  if (p.state == backing::released) return 0;
+  destroy_handle(source, counters, addresses, growing, p);
+  map.set(h, page_handle{}, backing::released);
+  return p.bytes;
 }
 
 }  // namespace TARN_NAMESPACE::detail

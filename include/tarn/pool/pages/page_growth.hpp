@@ -194,7 +194,7 @@ class page_growth {
     map_.treat_all_alike();
     table_.unmap_all();
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes != 0) (void)sleep_.destroy(growing, h);
+      if (map_[h].bytes != 0) (void)destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }
     sleep_.forget(growing);
     source_.unreserve(reserved_, map_.bytes() + map_.granularity());
@@ -239,7 +239,8 @@ class page_growth {
     {
       unlocked const released(hot);
       table_.forget(leaves);
-      for (handle_ref const h : handles) (void)sleep_.destroy(growing, h);
+      for (handle_ref const h : handles)
+        (void)destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);

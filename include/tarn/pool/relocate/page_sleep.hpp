@@ -21,13 +21,14 @@
 #include <cstdint>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
-#include "tarn/core/sleeping.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/pages/address_space.hpp"
+#include "tarn/pool/pages/created_handles.hpp"
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/view_table.hpp"
 #include "tarn/pool/relocate/host_copy.hpp"
@@ -94,7 +95,7 @@ class page_sleep {
         while (saved_.size() > first) saved_.pop_back();
         next = first;
       }
-      if (are_saved) given += destroy(growing, h);
+      if (are_saved) given += destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }
     copy_.end();
     return given;
@@ -156,18 +157,6 @@ class page_sleep {
     sequence<stretch>().swap(saved_);
   }
 
-  /// Unmaps and destroys a handle that is in no view, as far as it is mapped and created; returns the bytes
-  /// given back.
-  std::size_t destroy(growth_lock const& growing, handle_ref h) noexcept {
-    physical const p = map_[h];
-    if (p.state == backing::mapped) unmap_home(p);
-    if (p.state == backing::released) return 0;
-    source_.destroy(p.id, p.bytes);
-    counters_.release(growing, p.home, p.bytes, addresses_.zone_at(p.home));
-    map_.set(h, page_handle{}, backing::released);
-    return p.bytes;
-  }
-
   /// Host memory of the kept contents and their list, bytes.
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return copy_.host_bytes() + saved_.capacity() * sizeof(stretch);
@@ -198,15 +187,12 @@ class page_sleep {
     }
   }
 
-  void unmap_home(physical const& p) noexcept {
-    source_.unmap(reinterpret_cast<void*>(p.home), p.bytes);
-    ++counters_.unmaps;
-  }
   void unmap_homes() noexcept {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       physical const p = map_[h];
       if (p.bytes == 0 || p.state != backing::mapped || p.stays) continue;
-      unmap_home(p);
+      source_.unmap(reinterpret_cast<void*>(p.home), p.bytes);
+      ++counters_.unmaps;
       map_.set(h, p.id, backing::unmapped);
     }
   }

@@ -7,7 +7,7 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
-#include "tarn/core/sleeping.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
