@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_b8105b97
+#define TARN_NAMESPACE tarn::inline v0_2_0_83e96a33
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3706,6 +3706,104 @@ class block_source {
 #include <cstddef>
 #include <type_traits>
 
+// ---- tarn/driver/cuda_runtime_calls.hpp
+// The calls of the CUDA runtime that tarn makes. A host compiler sees them as weak references, so that the
+// linker names one missing function, and what to do, where the runtime is not linked: not one line for each
+// call.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace TARN_NAMESPACE::detail {
+
+// Weak references of tarn's alone: a program's own calls of the runtime stay strong. cuda_failed() has the
+// one strong reference, by which the linker takes the runtime, one object, out of a static library. A program
+// that makes any of these calls also converts results by cuda_status(), which calls that. nvcc and clang's
+// CUDA mode link the runtime anyway, and their headers overload these names.
+#if defined(__CUDACC__) || !defined(__GNUC__)
+#define TARN_CUDART_CALL(name, ...) using ::name;
+#else
+#define TARN_CUDART_CALL(name, ...) TARN_CUDART_WEAK(name, TARN_CUDART_TEXT(name), __VA_ARGS__)
+// An alias has the parameters that it is given: those of the runtime's declaration are compared.
+#define TARN_CUDART_WEAK(name, symbol, ...)                                        \
+  static_assert(requires { static_cast<cudaError_t (*)(__VA_ARGS__)>(&::name); }); \
+  [[maybe_unused, gnu::weakref(symbol)]] static cudaError_t name(__VA_ARGS__);
+#define TARN_CUDART_TEXT(name) TARN_CUDART_QUOTED(name)  // of the symbol, where CUDA's macros rename it
+#define TARN_CUDART_QUOTED(name) #name
+#endif
+
+namespace cudart {
+
+TARN_CUDART_CALL(cudaGetLastError)
+TARN_CUDART_CALL(cudaGetDeviceCount, int*)
+TARN_CUDART_CALL(cudaGetDevice, int*)
+TARN_CUDART_CALL(cudaSetDevice, int)
+TARN_CUDART_CALL(cudaDeviceGetAttribute, int*, cudaDeviceAttr, int)
+TARN_CUDART_CALL(cudaDeviceGetPCIBusId, char*, int, int)
+TARN_CUDART_CALL(cudaDeviceCanAccessPeer, int*, int, int)
+TARN_CUDART_CALL(cudaDeviceSynchronize)
+TARN_CUDART_CALL(cudaThreadExchangeStreamCaptureMode, cudaStreamCaptureMode*)
+TARN_CUDART_CALL(cudaStreamCreateWithFlags, cudaStream_t*, unsigned)
+TARN_CUDART_CALL(cudaStreamDestroy, cudaStream_t)
+TARN_CUDART_CALL(cudaStreamGetId, cudaStream_t, unsigned long long*)
+TARN_CUDART_CALL(cudaStreamIsCapturing, cudaStream_t, cudaStreamCaptureStatus*)
+TARN_CUDART_CALL(cudaStreamSynchronize, cudaStream_t)
+TARN_CUDART_CALL(cudaStreamWaitEvent, cudaStream_t, cudaEvent_t, unsigned)
+TARN_CUDART_CALL(cudaEventCreateWithFlags, cudaEvent_t*, unsigned)
+TARN_CUDART_CALL(cudaEventDestroy, cudaEvent_t)
+TARN_CUDART_CALL(cudaEventRecord, cudaEvent_t, cudaStream_t)
+TARN_CUDART_CALL(cudaEventQuery, cudaEvent_t)
+TARN_CUDART_CALL(cudaEventSynchronize, cudaEvent_t)
+TARN_CUDART_CALL(cudaIpcGetEventHandle, cudaIpcEventHandle_t*, cudaEvent_t)
+TARN_CUDART_CALL(cudaIpcOpenEventHandle, cudaEvent_t*, cudaIpcEventHandle_t)
+TARN_CUDART_CALL(cudaMemcpyAsync, void*, void const*, std::size_t, cudaMemcpyKind, cudaStream_t)
+TARN_CUDART_CALL(cudaMemcpyPeerAsync, void*, int, void const*, int, std::size_t, cudaStream_t)
+TARN_CUDART_CALL(cudaMemsetAsync, void*, int, std::size_t, cudaStream_t)
+TARN_CUDART_CALL(cudaMemGetInfo, std::size_t*, std::size_t*)
+TARN_CUDART_CALL(cudaMalloc, void**, std::size_t)
+TARN_CUDART_CALL(cudaFree, void*)
+TARN_CUDART_CALL(cudaMallocAsync, void**, std::size_t, cudaStream_t)
+TARN_CUDART_CALL(cudaMallocFromPoolAsync, void**, std::size_t, cudaMemPool_t, cudaStream_t)
+TARN_CUDART_CALL(cudaFreeAsync, void*, cudaStream_t)
+TARN_CUDART_CALL(cudaDeviceGetDefaultMemPool, cudaMemPool_t*, int)
+TARN_CUDART_CALL(cudaMemPoolSetAccess, cudaMemPool_t, cudaMemAccessDesc const*, std::size_t)
+TARN_CUDART_CALL(cudaMemPoolSetAttribute, cudaMemPool_t, cudaMemPoolAttr, void*)
+TARN_CUDART_CALL(cudaHostAlloc, void**, std::size_t, unsigned)
+TARN_CUDART_CALL(cudaFreeHost, void*)
+TARN_CUDART_CALL(cudaHostRegister, void*, std::size_t, unsigned)
+TARN_CUDART_CALL(cudaHostUnregister, void*)
+TARN_CUDART_CALL(cudaMallocManaged, void**, std::size_t, unsigned)
+#if CUDART_VERSION >= 13000
+TARN_CUDART_CALL(cudaMemGetDefaultMemPool, cudaMemPool_t*, cudaMemLocation*, cudaMemAllocationType)
+TARN_CUDART_CALL(cudaMemPrefetchAsync, void const*, std::size_t, cudaMemLocation, unsigned, cudaStream_t)
+TARN_CUDART_CALL(cudaMemAdvise, void const*, std::size_t, cudaMemoryAdvise, cudaMemLocation)
+#else
+TARN_CUDART_CALL(cudaMemPrefetchAsync, void const*, std::size_t, int, cudaStream_t)
+TARN_CUDART_CALL(cudaMemAdvise, void const*, std::size_t, cudaMemoryAdvise, int)
+#endif
+#if CUDART_VERSION >= 12050
+TARN_CUDART_CALL(cudaGetDriverEntryPointByVersion, char const*, void**, unsigned, unsigned long long,
+                 cudaDriverEntryPointQueryResult*)
+#else
+TARN_CUDART_CALL(cudaGetDriverEntryPoint, char const*, void**, unsigned long long,
+                 cudaDriverEntryPointQueryResult*)
+#endif
+
+}  // namespace cudart
+
+#undef TARN_CUDART_CALL
+#undef TARN_CUDART_WEAK
+#undef TARN_CUDART_TEXT
+#undef TARN_CUDART_QUOTED
+
+/// Returns a code's name. The linker names this function where a program does not link the runtime.
+[[nodiscard]] TARN_NOINLINE inline char const* link_cudart_or_define_TARN_NO_CUDA(cudaError_t code) noexcept {
+  return cudaGetErrorName(code);
+}
+
+}  // namespace TARN_NAMESPACE::detail
+
 #if CUDART_VERSION < 12000
 #error "tarn needs CUDA 12 or later, or TARN_NO_CUDA"
 #include <tarn-needs-CUDA-12>  // ends the compilation: what follows would only be errors that mislead
@@ -3745,8 +3843,8 @@ namespace TARN_NAMESPACE::detail {
   failure const kind = cuda_failure(static_cast<int>(code));
   // The runtime keeps the last error for the next query. Errors that tarn handles itself (by a retry, another
   // source, a typed error) must not show up in a caller's later check; kernel errors must.
-  if (kind != failure::other && kind != failure::unloading) (void)cudaGetLastError();
-  return {kind, static_cast<int>(code), cudaGetErrorName(code), call};
+  if (kind != failure::other && kind != failure::unloading) (void)cudart::cudaGetLastError();
+  return {kind, static_cast<int>(code), link_cudart_or_define_TARN_NO_CUDA(code), call};
 }
 
 /// Converts the result of a runtime call.
@@ -3815,10 +3913,12 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   if (!found.ok()) return;
   void* p = nullptr;
 #if CUDART_VERSION >= 12050
-  found = cuda_status(cudaGetDriverEntryPointByVersion(symbol, &p, version, cudaEnableDefault),
-                      "cudaGetDriverEntryPointByVersion");
+  found =
+      cuda_status(cudart::cudaGetDriverEntryPointByVersion(symbol, &p, version, cudaEnableDefault, nullptr),
+                  "cudaGetDriverEntryPointByVersion");
 #else
-  found = cuda_status(cudaGetDriverEntryPoint(symbol, &p, cudaEnableDefault), "cudaGetDriverEntryPoint");
+  found = cuda_status(cudart::cudaGetDriverEntryPoint(symbol, &p, cudaEnableDefault, nullptr),
+                      "cudaGetDriverEntryPoint");
 #endif
   if (found.ok()) out = reinterpret_cast<Function>(p);
 }
@@ -3851,7 +3951,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.stream_get_id, "cuStreamGetId", 12000, newer);
   find_entry_point(e.context_record_event, "cuCtxRecordEvent", 12050, newer);
   find_entry_point(e.stream_get_device, "cuStreamGetDevice", 12080, newer);
-  if (!newer.ok()) (void)cudaGetLastError();
+  if (!newer.ok()) (void)cudart::cudaGetLastError();
   return e;
 }
 
@@ -3957,7 +4057,7 @@ class on_device {
  private:
   void enter(int device) noexcept {
     int current = 0;
-    entered_ = cuda_status(cudaGetDevice(&current), "cudaGetDevice");
+    entered_ = cuda_status(cudart::cudaGetDevice(&current), "cudaGetDevice");
     if (entered_.ok() && current != device) push(device);
     if (entered_.ok()) devices_of_cuda_streams().use(device_id{device});
   }
@@ -3984,9 +4084,9 @@ class on_device {
 /// involve a captured stream. ~20 ns.
 class beside_capture {
  public:
-  beside_capture() noexcept { swapped_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
+  beside_capture() noexcept { swapped_ = cudart::cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
   ~beside_capture() {
-    if (swapped_) (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+    if (swapped_) (void)cudart::cudaThreadExchangeStreamCaptureMode(&mode_);
   }
   beside_capture& operator=(beside_capture&&) = delete;
 
@@ -4501,8 +4601,8 @@ namespace detail {
 [[nodiscard]] inline int cuda_device_count() noexcept {
   static int const count = [] {
     int found = 0;
-    bool const asked = cudaGetDeviceCount(&found) == cudaSuccess;
-    if (!asked) (void)cudaGetLastError();
+    bool const asked = cudart::cudaGetDeviceCount(&found) == cudaSuccess;
+    if (!asked) (void)cudart::cudaGetLastError();
     return asked ? found : 0;
   }();
   return count;
@@ -4535,7 +4635,7 @@ class basic_cuda_driver {
   /// Uses the calling thread's current device; device 0 if the query fails (the first call then reports the
   /// failure).
   basic_cuda_driver() noexcept {
-    if (!detail::cuda_status(cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
+    if (!detail::cuda_status(detail::cudart::cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
   }
   explicit constexpr basic_cuda_driver(device_id device) noexcept : device_(device.value) {}
 
@@ -4543,10 +4643,10 @@ class basic_cuda_driver {
 
   /// Returns the calling thread's current device, for device_guard.
   static status current_device(device_id& device) noexcept {
-    return detail::cuda_status(cudaGetDevice(&device.value), "cudaGetDevice");
+    return detail::cuda_status(detail::cudart::cudaGetDevice(&device.value), "cudaGetDevice");
   }
   static status set_current_device(device_id device) noexcept {
-    return detail::cuda_status(cudaSetDevice(device.value), "cudaSetDevice");
+    return detail::cuda_status(detail::cudart::cudaSetDevice(device.value), "cudaSetDevice");
   }
 
   // Streams and events.
@@ -4571,11 +4671,12 @@ class basic_cuda_driver {
       // bench/results/hot_paths_cuda.jsonl: `tarn` and `tarn_identified`.
       unsigned long long number = 0;
       auto const ask = detail::cuda_driver_calls().stream_get_id;
-      status const s = ask != nullptr
-                           ? detail::cuda_status(ask(handle, &number), "cuStreamGetId")
-                           : detail::cuda_status(cudaStreamGetId(handle, &number), "cudaStreamGetId");
+      status const s = ask != nullptr ? detail::cuda_status(ask(handle, &number), "cuStreamGetId")
+                                      : detail::cuda_status(detail::cudart::cudaStreamGetId(handle, &number),
+                                                            "cudaStreamGetId");
       if (!s.ok()) {
-        (void)cudaGetLastError();  // checking whether a stream still exists is not a caller's error
+        (void)detail::cudart::cudaGetLastError();  // checking whether a stream still exists is not a caller's
+                                                   // error
         return s;
       }
       id = number;
@@ -4624,7 +4725,8 @@ class basic_cuda_driver {
   [[nodiscard]] device_id named_device() const noexcept {
     int current = device_;
     auto const ask = detail::cuda_driver_calls().primary_context_get_state;
-    if (cudaGetDevice(&current) != cudaSuccess || current == device_ || ask == nullptr) return device();
+    if (detail::cudart::cudaGetDevice(&current) != cudaSuccess || current == device_ || ask == nullptr)
+      return device();
     unsigned flags = 0;
     int active = 0;
     bool const has_context =
@@ -4648,9 +4750,9 @@ class basic_cuda_driver {
     detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t const code = cudaStreamIsCapturing(handle, &capture);
+    cudaError_t const code = detail::cudart::cudaStreamIsCapturing(handle, &capture);
     if (code == cudaErrorStreamCaptureImplicit) {
-      (void)cudaGetLastError();  // a result, not an error
+      (void)detail::cudart::cudaGetLastError();  // a result, not an error
       yes = true;
       return {};
     }
@@ -4662,17 +4764,19 @@ class basic_cuda_driver {
   status create_event(event_handle& event) const noexcept {
     cudaEvent_t made = nullptr;
     // Without timing: half the cost, and no wait of the stream for a timestamp.
-    status const s = on_device("cudaEventCreateWithFlags", device_,
-                               [&] { return cudaEventCreateWithFlags(&made, cudaEventDisableTiming); });
+    status const s = on_device("cudaEventCreateWithFlags", device_, [&] {
+      return detail::cudart::cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+    });
     if (s.ok()) event = made;
     return s;
   }
   status destroy_event(event_handle event) const noexcept {
-    return on_device("cudaEventDestroy", device_, [&] { return cudaEventDestroy(native(event)); });
+    return on_device("cudaEventDestroy", device_,
+                     [&] { return detail::cudart::cudaEventDestroy(native(event)); });
   }
   status record_event(event_handle event, stream_ref stream) const noexcept {
     return on_device("cudaEventRecord", device_for(stream),
-                     [&] { return cudaEventRecord(native(event), reach(stream)); });
+                     [&] { return detail::cudart::cudaEventRecord(native(event), reach(stream)); });
   }
   /// Marks all work submitted to the device so far, on every stream, including destroyed ones; uses no stream
   /// handle. Fails while any stream is captured; `unsupported` before CUDA 12.5.
@@ -4693,30 +4797,32 @@ class basic_cuda_driver {
     return s;
   }
   status query_event(event_handle event) const noexcept {
-    return beside_captures("cudaEventQuery", device_, [&] { return cudaEventQuery(native(event)); });
+    return beside_captures("cudaEventQuery", device_,
+                           [&] { return detail::cudart::cudaEventQuery(native(event)); });
   }
   status wait_event(stream_ref stream, event_handle event) const noexcept {
     return on_device("cudaStreamWaitEvent", device_for(stream),
-                     [&] { return cudaStreamWaitEvent(reach(stream), native(event), 0); });
+                     [&] { return detail::cudart::cudaStreamWaitEvent(reach(stream), native(event), 0); });
   }
   status synchronize_event(event_handle event) const noexcept {
     return beside_captures("cudaEventSynchronize", device_,
-                           [&] { return cudaEventSynchronize(native(event)); });
+                           [&] { return detail::cudart::cudaEventSynchronize(native(event)); });
   }
   /// Must not be called for a stream that is being captured: that ends the capture.
   status synchronize_stream(stream_ref stream) const noexcept {
     return beside_captures("cudaStreamSynchronize", device_for(stream),
-                           [&] { return cudaStreamSynchronize(reach(stream)); });
+                           [&] { return detail::cudart::cudaStreamSynchronize(reach(stream)); });
   }
   status synchronize_device() const noexcept {
-    return beside_captures("cudaDeviceSynchronize", device_, [&] { return cudaDeviceSynchronize(); });
+    return beside_captures("cudaDeviceSynchronize", device_,
+                           [&] { return detail::cudart::cudaDeviceSynchronize(); });
   }
   /// The new stream_ref holds the stream's identity.
   status create_stream(stream_ref& stream) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     cudaStream_t made = nullptr;
-    status s = detail::cuda_status(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
+    status s = detail::cuda_status(detail::cudart::cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
                                    "cudaStreamCreateWithFlags");
     if (!s.ok()) return s;
     stream_id id = stream_ref::unknown_id;
@@ -4726,7 +4832,7 @@ class basic_cuda_driver {
       detail::streams_made_by_cuda().add(id, made);
       devices_of_streams().note(id, device());
     } else {
-      (void)cudaStreamDestroy(made);
+      (void)detail::cudart::cudaStreamDestroy(made);
     }
     return s;
   }
@@ -4738,7 +4844,7 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     stream_id id = stream_ref::unknown_id;
     if (identify(stream, id).ok()) detail::streams_made_by_cuda().remove(id);
-    return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
+    return detail::cuda_status(detail::cudart::cudaStreamDestroy(handle), "cudaStreamDestroy");
   }
 
   /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may
@@ -4757,8 +4863,9 @@ class basic_cuda_driver {
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
     // Memory that did not come from cudaMalloc can only be copied with its device current.
-    return on_device("cudaMemcpyAsync", device_for(stream),
-                     [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)); });
+    return on_device("cudaMemcpyAsync", device_for(stream), [&] {
+      return detail::cudart::cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream));
+    });
   }
   /// Copies from another device's memory to this device's, on a stream of this device. Unlike copy() it needs
   /// no peer access: pages mapped for their own device only may be copied.
@@ -4766,13 +4873,13 @@ class basic_cuda_driver {
                           std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
     return on_device("cudaMemcpyPeerAsync", device_for(stream), [&] {
-      return cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream));
+      return detail::cudart::cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream));
     });
   }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
     return on_device("cudaMemsetAsync", device_for(stream),
-                     [&] { return cudaMemsetAsync(to, byte, bytes, reach(stream)); });
+                     [&] { return detail::cudart::cudaMemsetAsync(to, byte, bytes, reach(stream)); });
   }
   /// Converts elements on the device. Defined in driver/cuda_convert.hpp, compiled by nvcc.
   template <class To, class From>
@@ -4784,10 +4891,11 @@ class basic_cuda_driver {
   /// Of an integrated GPU, which has the host's memory, `free` is what the host reports as available: CUDA
   /// counts the page cache as used. Not so where a card of its own shares the host's page tables (GH200).
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
-    status const s =
-        beside_captures("cudaMemGetInfo", device_, [&] { return cudaMemGetInfo(&free, &total); });
+    status const s = beside_captures("cudaMemGetInfo", device_,
+                                     [&] { return detail::cudart::cudaMemGetInfo(&free, &total); });
     int integrated = 0;
-    if (s.ok() && cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device_) == cudaSuccess &&
+    if (s.ok() &&
+        detail::cudart::cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device_) == cudaSuccess &&
         integrated != 0)
       detail::use_available(total, free);
     return s;
@@ -4804,9 +4912,10 @@ class basic_cuda_driver {
     if (get_uuid != nullptr && get_uuid(&uuid, static_cast<CUdevice>(device_)) == CUDA_SUCCESS) {
       std::memcpy(asked.uuid, uuid.bytes, sizeof asked.uuid);
     }
-    status const s = detail::cuda_status(
-        cudaDeviceGetPCIBusId(asked.pci_bus_id, static_cast<int>(sizeof asked.pci_bus_id), device_),
-        "cudaDeviceGetPCIBusId");
+    status const s =
+        detail::cuda_status(detail::cudart::cudaDeviceGetPCIBusId(
+                                asked.pci_bus_id, static_cast<int>(sizeof asked.pci_bus_id), device_),
+                            "cudaDeviceGetPCIBusId");
     if (!s.ok()) return s;
     return detail::nvml_account(detail::nvml(), asked, account);
   }
@@ -4816,7 +4925,7 @@ class basic_cuda_driver {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return {};
     detail::beside_capture const permission;
-    if (!detail::cuda_status(cudaFree(nullptr), "cudaFree").ok()) return {};
+    if (!detail::cuda_status(detail::cudart::cudaFree(nullptr), "cudaFree").ok()) return {};
     return {nvtx_memory::attached(), device_};
   }
 
@@ -4827,7 +4936,7 @@ class basic_cuda_driver {
   /// virtual GPUs, WDDM before 2020) or driver has no virtual memory management; a pool over pages then uses
   /// malloc_device().
   status page_granularity(std::size_t& bytes) const noexcept {
-    status s = beside_captures("cudaFree", device_, [] { return cudaFree(nullptr); });
+    status s = beside_captures("cudaFree", device_, [] { return detail::cudart::cudaFree(nullptr); });
     if (!s.ok()) return s;
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages() || !attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
@@ -4891,10 +5000,10 @@ class basic_cuda_driver {
       return {};
     }
     int can = 0;
-    status s =
-        detail::cuda_status(cudaDeviceCanAccessPeer(&can, other.value, device_), "cudaDeviceCanAccessPeer");
+    status s = detail::cuda_status(detail::cudart::cudaDeviceCanAccessPeer(&can, other.value, device_),
+                                   "cudaDeviceCanAccessPeer");
     if (s.ok() && can != 0) {
-      s = beside_captures("cudaFree", other.value, [] { return cudaFree(nullptr); });
+      s = beside_captures("cudaFree", other.value, [] { return detail::cudart::cudaFree(nullptr); });
     }
     if (s.ok()) yes = can != 0;
     return s;
@@ -4950,14 +5059,14 @@ class basic_cuda_driver {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     cudaEvent_t made = nullptr;
-    status s =
-        detail::cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventInterprocess),
-                            "cudaEventCreateWithFlags");
+    status s = detail::cuda_status(
+        detail::cudart::cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventInterprocess),
+        "cudaEventCreateWithFlags");
     if (!s.ok()) return s;
     cudaIpcEventHandle_t exported{};
-    s = detail::cuda_status(cudaIpcGetEventHandle(&exported, made), "cudaIpcGetEventHandle");
+    s = detail::cuda_status(detail::cudart::cudaIpcGetEventHandle(&exported, made), "cudaIpcGetEventHandle");
     if (!s.ok()) {
-      (void)cudaEventDestroy(made);
+      (void)detail::cudart::cudaEventDestroy(made);
       return s;
     }
     static_assert(sizeof exported == sizeof(shared_event_token));
@@ -4970,7 +5079,7 @@ class basic_cuda_driver {
     std::memcpy(&exported, token.data(), sizeof exported);
     cudaEvent_t opened = nullptr;
     status const s = on_device("cudaIpcOpenEventHandle", device_,
-                               [&] { return cudaIpcOpenEventHandle(&opened, exported); });
+                               [&] { return detail::cudart::cudaIpcOpenEventHandle(&opened, exported); });
     if (s.ok()) event = opened;
     return s;
   }
@@ -4996,25 +5105,26 @@ class basic_cuda_driver {
   // Blocks.
 
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
-    return beside_captures("cudaMalloc", device_, [&] { return cudaMalloc(&p, bytes); });
+    return beside_captures("cudaMalloc", device_, [&] { return detail::cudart::cudaMalloc(&p, bytes); });
   }
   /// Makes the memory's device current, like every free: otherwise a thread new to CUDA would initialise
   /// device 0's context.
   status free_device(void* p) const noexcept {
-    return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
+    return beside_captures("cudaFree", device_, [&] { return detail::cudart::cudaFree(p); });
   }
   /// Whether the device has memory pools; some virtual GPUs and Jetson devices do not. True if CUDA does not
   /// answer: the first allocation then reports why. Creates no context.
   [[nodiscard]] bool has_memory_pools() const noexcept {
     int value = 0;
     status const s = detail::cuda_status(
-        cudaDeviceGetAttribute(&value, cudaDevAttrMemoryPoolsSupported, device_), "cudaDeviceGetAttribute");
+        detail::cudart::cudaDeviceGetAttribute(&value, cudaDevAttrMemoryPoolsSupported, device_),
+        "cudaDeviceGetAttribute");
     return !s.ok() || value != 0;
   }
   /// On a stream that is being captured this becomes a graph node, and the graph owns the memory.
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
     return on_device("cudaMallocAsync", device_for(stream),
-                     [&] { return cudaMallocAsync(&p, bytes, reach(stream)); });
+                     [&] { return detail::cudart::cudaMallocAsync(&p, bytes, reach(stream)); });
   }
   status malloc_async(std::size_t bytes, stream_ref stream, async_memory memory, void*& p) const noexcept {
     if (memory == async_memory::device) return malloc_async(bytes, stream, p);
@@ -5022,7 +5132,7 @@ class basic_cuda_driver {
     status const s = default_pool(memory, pool);
     if (!s.ok()) return s;
     return on_device("cudaMallocFromPoolAsync", device_for(stream),
-                     [&] { return cudaMallocFromPoolAsync(&p, bytes, pool, reach(stream)); });
+                     [&] { return detail::cudart::cudaMallocFromPoolAsync(&p, bytes, pool, reach(stream)); });
   }
   /// Finds the pool of pinned or managed memory, and lets all devices access that of pinned memory, as they
   /// access other pinned memory. CUDA lets none by itself.
@@ -5032,19 +5142,20 @@ class basic_cuda_driver {
     if (!s.ok() || memory != async_memory::pinned) return s;
     return on_device("cudaMemPoolSetAccess", device_, [&] {
       int count = 0;
-      cudaError_t result = cudaGetDeviceCount(&count);
+      cudaError_t result = detail::cudart::cudaGetDeviceCount(&count);
       for (int device = 0; device < count && result == cudaSuccess; ++device) {
         cudaMemAccessDesc access{};
         access.location.type = cudaMemLocationTypeDevice;
         access.location.id = device;
         access.flags = cudaMemAccessFlagsProtReadWrite;
-        result = cudaMemPoolSetAccess(pool, &access, 1);
+        result = detail::cudart::cudaMemPoolSetAccess(pool, &access, 1);
       }
       return result;
     });
   }
   status free_async(void* p, stream_ref stream) const noexcept {
-    return on_device("cudaFreeAsync", device_for(stream), [&] { return cudaFreeAsync(p, reach(stream)); });
+    return on_device("cudaFreeAsync", device_for(stream),
+                     [&] { return detail::cudart::cudaFreeAsync(p, reach(stream)); });
   }
   /// Sets the bytes that the device's default memory pool, used by malloc_async, keeps at a synchronisation
   /// instead of releasing them. The pool and its setting are process-wide. CUDA's default is 0.
@@ -5055,31 +5166,34 @@ class basic_cuda_driver {
     status const s = default_pool(async_memory::device, pool);
     if (!s.ok()) return s;
     std::uint64_t threshold = bytes;
-    return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
-                               "cudaMemPoolSetAttribute");
+    return detail::cuda_status(
+        detail::cudart::cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
+        "cudaMemPoolSetAttribute");
   }
   /// Portable: pinned for the contexts of all devices. Without on_device() a context would be created on the
   /// current one.
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
     return beside_captures("cudaHostAlloc", device_,
-                           [&] { return cudaHostAlloc(&p, bytes, cudaHostAllocPortable); });
+                           [&] { return detail::cudart::cudaHostAlloc(&p, bytes, cudaHostAllocPortable); });
   }
   status free_pinned(void* p) const noexcept {
     if (p == nullptr) return {};
-    return beside_captures("cudaFreeHost", device_, [&] { return cudaFreeHost(p); });
+    return beside_captures("cudaFreeHost", device_, [&] { return detail::cudart::cudaFreeHost(p); });
   }
   /// Pins existing host memory, for the contexts of all devices.
   status register_host(void* p, std::size_t bytes) const noexcept {
-    return beside_captures("cudaHostRegister", device_,
-                           [&] { return cudaHostRegister(p, bytes, cudaHostRegisterPortable); });
+    return beside_captures("cudaHostRegister", device_, [&] {
+      return detail::cudart::cudaHostRegister(p, bytes, cudaHostRegisterPortable);
+    });
   }
   status unregister_host(void* p) const noexcept {
     if (p == nullptr) return {};
-    return beside_captures("cudaHostUnregister", device_, [&] { return cudaHostUnregister(p); });
+    return beside_captures("cudaHostUnregister", device_,
+                           [&] { return detail::cudart::cudaHostUnregister(p); });
   }
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
     return beside_captures("cudaMallocManaged", device_,
-                           [&] { return cudaMallocManaged(&p, bytes, cudaMemAttachGlobal); });
+                           [&] { return detail::cudart::cudaMallocManaged(&p, bytes, cudaMemAttachGlobal); });
   }
   status prefetch(stream_ref stream, void const* p, std::size_t bytes, device_id to) const noexcept {
     if (bytes == 0) return {};
@@ -5088,9 +5202,9 @@ class basic_cuda_driver {
     if (!s.ok()) return s;
     return of_managed(beside_captures("cudaMemPrefetchAsync", device_for(stream), [&] {
 #if CUDART_VERSION >= 13000
-      return cudaMemPrefetchAsync(p, bytes, location_of(to), 0, reach(stream));
+      return detail::cudart::cudaMemPrefetchAsync(p, bytes, location_of(to), 0, reach(stream));
 #else
-      return cudaMemPrefetchAsync(p, bytes, to.value, reach(stream));
+      return detail::cudart::cudaMemPrefetchAsync(p, bytes, to.value, reach(stream));
 #endif
     }));
   }
@@ -5100,14 +5214,14 @@ class basic_cuda_driver {
     return of_managed(beside_captures("cudaMemAdvise", device_, [&] {
       auto const native = static_cast<cudaMemoryAdvise>(advice);
 #if CUDART_VERSION >= 13000
-      return cudaMemAdvise(p, bytes, native, location_of(where));
+      return detail::cudart::cudaMemAdvise(p, bytes, native, location_of(where));
 #else
-      return cudaMemAdvise(p, bytes, native, where.value);
+      return detail::cudart::cudaMemAdvise(p, bytes, native, where.value);
 #endif
     }));
   }
   status free_managed(void* p) const noexcept {
-    return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
+    return beside_captures("cudaFree", device_, [&] { return detail::cudart::cudaFree(p); });
   }
 
   /// Drivers are equal if they are of the same device.
@@ -5140,15 +5254,16 @@ class basic_cuda_driver {
   /// The pool of a kind of memory that the whole process shares.
   status default_pool(async_memory memory, cudaMemPool_t& pool) const noexcept {
     if (memory == async_memory::device) {
-      return detail::cuda_status(cudaDeviceGetDefaultMemPool(&pool, device_), "cudaDeviceGetDefaultMemPool");
+      return detail::cuda_status(detail::cudart::cudaDeviceGetDefaultMemPool(&pool, device_),
+                                 "cudaDeviceGetDefaultMemPool");
     }
 #if CUDART_VERSION >= 13000
     bool const is_pinned = memory == async_memory::pinned;
     cudaMemLocation location{};
     location.type = is_pinned ? cudaMemLocationTypeHost : cudaMemLocationTypeNone;
     return on_device("cudaMemGetDefaultMemPool", device_, [&] {
-      return cudaMemGetDefaultMemPool(&pool, &location,
-                                      is_pinned ? cudaMemAllocationTypePinned : cudaMemAllocationTypeManaged);
+      return detail::cudart::cudaMemGetDefaultMemPool(
+          &pool, &location, is_pinned ? cudaMemAllocationTypePinned : cudaMemAllocationTypeManaged);
     });
 #else
     return detail::cuda_lacks("cudaMemGetDefaultMemPool");
@@ -5159,13 +5274,14 @@ class basic_cuda_driver {
     int can = 1;
     if (device == host_id.value) return {};
     status const s = detail::cuda_status(
-        cudaDeviceGetAttribute(&can, cudaDevAttrConcurrentManagedAccess, device), "cudaDeviceGetAttribute");
+        detail::cudart::cudaDeviceGetAttribute(&can, cudaDevAttrConcurrentManagedAccess, device),
+        "cudaDeviceGetAttribute");
     return s.ok() && can == 0 ? detail::cuda_lacks("cudaMemPrefetchAsync, cudaMemAdvise") : s;
   }
   /// CUDA calls memory that is not managed an invalid value.
   static status of_managed(status s) noexcept {
     if (s.code != static_cast<int>(cudaErrorInvalidValue)) return s;
-    (void)cudaGetLastError();
+    (void)detail::cudart::cudaGetLastError();
     s.kind = failure::unsupported;
     return s;
   }

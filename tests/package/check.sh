@@ -119,6 +119,7 @@ readme_builds() {
   linked=Static
   if readelf -d "$work/$way/app" | grep -q 'NEEDED.*libcudart'; then linked=Shared; fi
   [ $linked = "$runtime" ] || { echo "FAILED: $way linked CUDA's runtime as $linked, not as $runtime"; exit 1; }
+  [ $linked = Shared ] || ! nm "$work/$way/app" | grep ' w cuda' || { echo "FAILED: $way lacks calls of CUDA's runtime"; exit 1; }
   if nvidia-smi >/dev/null 2>&1; then quietly "$work/$way/app"; fi
   echo "$way builds, with CUDA's runtime as $linked"
 }
@@ -138,6 +139,22 @@ if [ -n "$nvcc" ]; then
     if nvidia-smi >/dev/null 2>&1; then quietly "$readme/program"; fi
     echo "README, pkg-config builds"
   fi
+fi
+
+# The same program where CUDA's headers are found and its runtime is not linked: one undefined function, and the name of its caller
+# says what to do.
+if [ -n "$nvcc" ]; then
+  block cpp 'int main()' >"$readme/unlinked.cpp"
+  for level in -O0 -O2; do
+    if LC_ALL=C "$own" -std=c++20 $level -I "$source/include" -idirafter "$(dirname "$nvcc")/../include" "$readme/unlinked.cpp" \
+      -o "$work/unlinked" -ldl -pthread >"$work/log" 2>&1; then echo "FAILED: a program without CUDA's runtime was linked"; exit 1; fi
+    if [ "$(grep -c 'undefined reference' "$work/log")" -ne 1 ] || ! grep -q 'link_cudart_or_define_TARN_NO_CUDA' "$work/log"; then
+      cat "$work/log"
+      echo "FAILED: without CUDA's runtime the linker reports more than one undefined reference, or not what to do"
+      exit 1
+    fi
+  done
+  echo "without CUDA's runtime the linker says what to do"
 fi
 
 # One program of translation units with CUDA's headers and without.

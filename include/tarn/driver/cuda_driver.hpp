@@ -19,6 +19,7 @@
 #include "tarn/driver/captured_handles.hpp"
 #include "tarn/driver/cuda_entry_points.hpp"
 #include "tarn/driver/cuda_memory_tool.hpp"
+#include "tarn/driver/cuda_runtime_calls.hpp"
 #include "tarn/driver/cuda_scope.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/meminfo.hpp"
@@ -39,8 +40,8 @@ namespace detail {
 [[nodiscard]] inline int cuda_device_count() noexcept {
   static int const count = [] {
     int found = 0;
-    bool const asked = cudaGetDeviceCount(&found) == cudaSuccess;
-    if (!asked) (void)cudaGetLastError();
+    bool const asked = cudart::cudaGetDeviceCount(&found) == cudaSuccess;
+    if (!asked) (void)cudart::cudaGetLastError();
     return asked ? found : 0;
   }();
   return count;
@@ -73,7 +74,7 @@ class basic_cuda_driver {
   /// Uses the calling thread's current device; device 0 if the query fails (the first call then reports the
   /// failure).
   basic_cuda_driver() noexcept {
-    if (!detail::cuda_status(cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
+    if (!detail::cuda_status(detail::cudart::cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
   }
   explicit constexpr basic_cuda_driver(device_id device) noexcept : device_(device.value) {}
 
@@ -81,10 +82,10 @@ class basic_cuda_driver {
 
   /// Returns the calling thread's current device, for device_guard.
   static status current_device(device_id& device) noexcept {
-    return detail::cuda_status(cudaGetDevice(&device.value), "cudaGetDevice");
+    return detail::cuda_status(detail::cudart::cudaGetDevice(&device.value), "cudaGetDevice");
   }
   static status set_current_device(device_id device) noexcept {
-    return detail::cuda_status(cudaSetDevice(device.value), "cudaSetDevice");
+    return detail::cuda_status(detail::cudart::cudaSetDevice(device.value), "cudaSetDevice");
   }
 
   // Streams and events.
@@ -109,11 +110,12 @@ class basic_cuda_driver {
       // bench/results/hot_paths_cuda.jsonl: `tarn` and `tarn_identified`.
       unsigned long long number = 0;
       auto const ask = detail::cuda_driver_calls().stream_get_id;
-      status const s = ask != nullptr
-                           ? detail::cuda_status(ask(handle, &number), "cuStreamGetId")
-                           : detail::cuda_status(cudaStreamGetId(handle, &number), "cudaStreamGetId");
+      status const s = ask != nullptr ? detail::cuda_status(ask(handle, &number), "cuStreamGetId")
+                                      : detail::cuda_status(detail::cudart::cudaStreamGetId(handle, &number),
+                                                            "cudaStreamGetId");
       if (!s.ok()) {
-        (void)cudaGetLastError();  // checking whether a stream still exists is not a caller's error
+        (void)detail::cudart::cudaGetLastError();  // checking whether a stream still exists is not a caller's
+                                                   // error
         return s;
       }
       id = number;
@@ -162,7 +164,8 @@ class basic_cuda_driver {
   [[nodiscard]] device_id named_device() const noexcept {
     int current = device_;
     auto const ask = detail::cuda_driver_calls().primary_context_get_state;
-    if (cudaGetDevice(&current) != cudaSuccess || current == device_ || ask == nullptr) return device();
+    if (detail::cudart::cudaGetDevice(&current) != cudaSuccess || current == device_ || ask == nullptr)
+      return device();
     unsigned flags = 0;
     int active = 0;
     bool const has_context =
@@ -186,9 +189,9 @@ class basic_cuda_driver {
     detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t const code = cudaStreamIsCapturing(handle, &capture);
+    cudaError_t const code = detail::cudart::cudaStreamIsCapturing(handle, &capture);
     if (code == cudaErrorStreamCaptureImplicit) {
-      (void)cudaGetLastError();  // a result, not an error
+      (void)detail::cudart::cudaGetLastError();  // a result, not an error
       yes = true;
       return {};
     }
@@ -200,17 +203,19 @@ class basic_cuda_driver {
   status create_event(event_handle& event) const noexcept {
     cudaEvent_t made = nullptr;
     // Without timing: half the cost, and no wait of the stream for a timestamp.
-    status const s = on_device("cudaEventCreateWithFlags", device_,
-                               [&] { return cudaEventCreateWithFlags(&made, cudaEventDisableTiming); });
+    status const s = on_device("cudaEventCreateWithFlags", device_, [&] {
+      return detail::cudart::cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+    });
     if (s.ok()) event = made;
     return s;
   }
   status destroy_event(event_handle event) const noexcept {
-    return on_device("cudaEventDestroy", device_, [&] { return cudaEventDestroy(native(event)); });
+    return on_device("cudaEventDestroy", device_,
+                     [&] { return detail::cudart::cudaEventDestroy(native(event)); });
   }
   status record_event(event_handle event, stream_ref stream) const noexcept {
     return on_device("cudaEventRecord", device_for(stream),
-                     [&] { return cudaEventRecord(native(event), reach(stream)); });
+                     [&] { return detail::cudart::cudaEventRecord(native(event), reach(stream)); });
   }
   /// Marks all work submitted to the device so far, on every stream, including destroyed ones; uses no stream
   /// handle. Fails while any stream is captured; `unsupported` before CUDA 12.5.
@@ -231,30 +236,32 @@ class basic_cuda_driver {
     return s;
   }
   status query_event(event_handle event) const noexcept {
-    return beside_captures("cudaEventQuery", device_, [&] { return cudaEventQuery(native(event)); });
+    return beside_captures("cudaEventQuery", device_,
+                           [&] { return detail::cudart::cudaEventQuery(native(event)); });
   }
   status wait_event(stream_ref stream, event_handle event) const noexcept {
     return on_device("cudaStreamWaitEvent", device_for(stream),
-                     [&] { return cudaStreamWaitEvent(reach(stream), native(event), 0); });
+                     [&] { return detail::cudart::cudaStreamWaitEvent(reach(stream), native(event), 0); });
   }
   status synchronize_event(event_handle event) const noexcept {
     return beside_captures("cudaEventSynchronize", device_,
-                           [&] { return cudaEventSynchronize(native(event)); });
+                           [&] { return detail::cudart::cudaEventSynchronize(native(event)); });
   }
   /// Must not be called for a stream that is being captured: that ends the capture.
   status synchronize_stream(stream_ref stream) const noexcept {
     return beside_captures("cudaStreamSynchronize", device_for(stream),
-                           [&] { return cudaStreamSynchronize(reach(stream)); });
+                           [&] { return detail::cudart::cudaStreamSynchronize(reach(stream)); });
   }
   status synchronize_device() const noexcept {
-    return beside_captures("cudaDeviceSynchronize", device_, [&] { return cudaDeviceSynchronize(); });
+    return beside_captures("cudaDeviceSynchronize", device_,
+                           [&] { return detail::cudart::cudaDeviceSynchronize(); });
   }
   /// The new stream_ref holds the stream's identity.
   status create_stream(stream_ref& stream) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     cudaStream_t made = nullptr;
-    status s = detail::cuda_status(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
+    status s = detail::cuda_status(detail::cudart::cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
                                    "cudaStreamCreateWithFlags");
     if (!s.ok()) return s;
     stream_id id = stream_ref::unknown_id;
@@ -264,7 +271,7 @@ class basic_cuda_driver {
       detail::streams_made_by_cuda().add(id, made);
       devices_of_streams().note(id, device());
     } else {
-      (void)cudaStreamDestroy(made);
+      (void)detail::cudart::cudaStreamDestroy(made);
     }
     return s;
   }
@@ -276,7 +283,7 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     stream_id id = stream_ref::unknown_id;
     if (identify(stream, id).ok()) detail::streams_made_by_cuda().remove(id);
-    return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
+    return detail::cuda_status(detail::cudart::cudaStreamDestroy(handle), "cudaStreamDestroy");
   }
 
   /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may
@@ -295,8 +302,9 @@ class basic_cuda_driver {
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
     // Memory that did not come from cudaMalloc can only be copied with its device current.
-    return on_device("cudaMemcpyAsync", device_for(stream),
-                     [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)); });
+    return on_device("cudaMemcpyAsync", device_for(stream), [&] {
+      return detail::cudart::cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream));
+    });
   }
   /// Copies from another device's memory to this device's, on a stream of this device. Unlike copy() it needs
   /// no peer access: pages mapped for their own device only may be copied.
@@ -304,13 +312,13 @@ class basic_cuda_driver {
                           std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
     return on_device("cudaMemcpyPeerAsync", device_for(stream), [&] {
-      return cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream));
+      return detail::cudart::cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream));
     });
   }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
     return on_device("cudaMemsetAsync", device_for(stream),
-                     [&] { return cudaMemsetAsync(to, byte, bytes, reach(stream)); });
+                     [&] { return detail::cudart::cudaMemsetAsync(to, byte, bytes, reach(stream)); });
   }
   /// Converts elements on the device. Defined in driver/cuda_convert.hpp, compiled by nvcc.
   template <class To, class From>
@@ -322,10 +330,11 @@ class basic_cuda_driver {
   /// Of an integrated GPU, which has the host's memory, `free` is what the host reports as available: CUDA
   /// counts the page cache as used. Not so where a card of its own shares the host's page tables (GH200).
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
-    status const s =
-        beside_captures("cudaMemGetInfo", device_, [&] { return cudaMemGetInfo(&free, &total); });
+    status const s = beside_captures("cudaMemGetInfo", device_,
+                                     [&] { return detail::cudart::cudaMemGetInfo(&free, &total); });
     int integrated = 0;
-    if (s.ok() && cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device_) == cudaSuccess &&
+    if (s.ok() &&
+        detail::cudart::cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device_) == cudaSuccess &&
         integrated != 0)
       detail::use_available(total, free);
     return s;
@@ -342,9 +351,10 @@ class basic_cuda_driver {
     if (get_uuid != nullptr && get_uuid(&uuid, static_cast<CUdevice>(device_)) == CUDA_SUCCESS) {
       std::memcpy(asked.uuid, uuid.bytes, sizeof asked.uuid);
     }
-    status const s = detail::cuda_status(
-        cudaDeviceGetPCIBusId(asked.pci_bus_id, static_cast<int>(sizeof asked.pci_bus_id), device_),
-        "cudaDeviceGetPCIBusId");
+    status const s =
+        detail::cuda_status(detail::cudart::cudaDeviceGetPCIBusId(
+                                asked.pci_bus_id, static_cast<int>(sizeof asked.pci_bus_id), device_),
+                            "cudaDeviceGetPCIBusId");
     if (!s.ok()) return s;
     return detail::nvml_account(detail::nvml(), asked, account);
   }
@@ -354,7 +364,7 @@ class basic_cuda_driver {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return {};
     detail::beside_capture const permission;
-    if (!detail::cuda_status(cudaFree(nullptr), "cudaFree").ok()) return {};
+    if (!detail::cuda_status(detail::cudart::cudaFree(nullptr), "cudaFree").ok()) return {};
     return {nvtx_memory::attached(), device_};
   }
 
@@ -365,7 +375,7 @@ class basic_cuda_driver {
   /// virtual GPUs, WDDM before 2020) or driver has no virtual memory management; a pool over pages then uses
   /// malloc_device().
   status page_granularity(std::size_t& bytes) const noexcept {
-    status s = beside_captures("cudaFree", device_, [] { return cudaFree(nullptr); });
+    status s = beside_captures("cudaFree", device_, [] { return detail::cudart::cudaFree(nullptr); });
     if (!s.ok()) return s;
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages() || !attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
@@ -429,10 +439,10 @@ class basic_cuda_driver {
       return {};
     }
     int can = 0;
-    status s =
-        detail::cuda_status(cudaDeviceCanAccessPeer(&can, other.value, device_), "cudaDeviceCanAccessPeer");
+    status s = detail::cuda_status(detail::cudart::cudaDeviceCanAccessPeer(&can, other.value, device_),
+                                   "cudaDeviceCanAccessPeer");
     if (s.ok() && can != 0) {
-      s = beside_captures("cudaFree", other.value, [] { return cudaFree(nullptr); });
+      s = beside_captures("cudaFree", other.value, [] { return detail::cudart::cudaFree(nullptr); });
     }
     if (s.ok()) yes = can != 0;
     return s;
@@ -488,14 +498,14 @@ class basic_cuda_driver {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
     cudaEvent_t made = nullptr;
-    status s =
-        detail::cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventInterprocess),
-                            "cudaEventCreateWithFlags");
+    status s = detail::cuda_status(
+        detail::cudart::cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventInterprocess),
+        "cudaEventCreateWithFlags");
     if (!s.ok()) return s;
     cudaIpcEventHandle_t exported{};
-    s = detail::cuda_status(cudaIpcGetEventHandle(&exported, made), "cudaIpcGetEventHandle");
+    s = detail::cuda_status(detail::cudart::cudaIpcGetEventHandle(&exported, made), "cudaIpcGetEventHandle");
     if (!s.ok()) {
-      (void)cudaEventDestroy(made);
+      (void)detail::cudart::cudaEventDestroy(made);
       return s;
     }
     static_assert(sizeof exported == sizeof(shared_event_token));
@@ -508,7 +518,7 @@ class basic_cuda_driver {
     std::memcpy(&exported, token.data(), sizeof exported);
     cudaEvent_t opened = nullptr;
     status const s = on_device("cudaIpcOpenEventHandle", device_,
-                               [&] { return cudaIpcOpenEventHandle(&opened, exported); });
+                               [&] { return detail::cudart::cudaIpcOpenEventHandle(&opened, exported); });
     if (s.ok()) event = opened;
     return s;
   }
@@ -534,25 +544,26 @@ class basic_cuda_driver {
   // Blocks.
 
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
-    return beside_captures("cudaMalloc", device_, [&] { return cudaMalloc(&p, bytes); });
+    return beside_captures("cudaMalloc", device_, [&] { return detail::cudart::cudaMalloc(&p, bytes); });
   }
   /// Makes the memory's device current, like every free: otherwise a thread new to CUDA would initialise
   /// device 0's context.
   status free_device(void* p) const noexcept {
-    return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
+    return beside_captures("cudaFree", device_, [&] { return detail::cudart::cudaFree(p); });
   }
   /// Whether the device has memory pools; some virtual GPUs and Jetson devices do not. True if CUDA does not
   /// answer: the first allocation then reports why. Creates no context.
   [[nodiscard]] bool has_memory_pools() const noexcept {
     int value = 0;
     status const s = detail::cuda_status(
-        cudaDeviceGetAttribute(&value, cudaDevAttrMemoryPoolsSupported, device_), "cudaDeviceGetAttribute");
+        detail::cudart::cudaDeviceGetAttribute(&value, cudaDevAttrMemoryPoolsSupported, device_),
+        "cudaDeviceGetAttribute");
     return !s.ok() || value != 0;
   }
   /// On a stream that is being captured this becomes a graph node, and the graph owns the memory.
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
     return on_device("cudaMallocAsync", device_for(stream),
-                     [&] { return cudaMallocAsync(&p, bytes, reach(stream)); });
+                     [&] { return detail::cudart::cudaMallocAsync(&p, bytes, reach(stream)); });
   }
   status malloc_async(std::size_t bytes, stream_ref stream, async_memory memory, void*& p) const noexcept {
     if (memory == async_memory::device) return malloc_async(bytes, stream, p);
@@ -560,7 +571,7 @@ class basic_cuda_driver {
     status const s = default_pool(memory, pool);
     if (!s.ok()) return s;
     return on_device("cudaMallocFromPoolAsync", device_for(stream),
-                     [&] { return cudaMallocFromPoolAsync(&p, bytes, pool, reach(stream)); });
+                     [&] { return detail::cudart::cudaMallocFromPoolAsync(&p, bytes, pool, reach(stream)); });
   }
   /// Finds the pool of pinned or managed memory, and lets all devices access that of pinned memory, as they
   /// access other pinned memory. CUDA lets none by itself.
@@ -570,19 +581,20 @@ class basic_cuda_driver {
     if (!s.ok() || memory != async_memory::pinned) return s;
     return on_device("cudaMemPoolSetAccess", device_, [&] {
       int count = 0;
-      cudaError_t result = cudaGetDeviceCount(&count);
+      cudaError_t result = detail::cudart::cudaGetDeviceCount(&count);
       for (int device = 0; device < count && result == cudaSuccess; ++device) {
         cudaMemAccessDesc access{};
         access.location.type = cudaMemLocationTypeDevice;
         access.location.id = device;
         access.flags = cudaMemAccessFlagsProtReadWrite;
-        result = cudaMemPoolSetAccess(pool, &access, 1);
+        result = detail::cudart::cudaMemPoolSetAccess(pool, &access, 1);
       }
       return result;
     });
   }
   status free_async(void* p, stream_ref stream) const noexcept {
-    return on_device("cudaFreeAsync", device_for(stream), [&] { return cudaFreeAsync(p, reach(stream)); });
+    return on_device("cudaFreeAsync", device_for(stream),
+                     [&] { return detail::cudart::cudaFreeAsync(p, reach(stream)); });
   }
   /// Sets the bytes that the device's default memory pool, used by malloc_async, keeps at a synchronisation
   /// instead of releasing them. The pool and its setting are process-wide. CUDA's default is 0.
@@ -593,31 +605,34 @@ class basic_cuda_driver {
     status const s = default_pool(async_memory::device, pool);
     if (!s.ok()) return s;
     std::uint64_t threshold = bytes;
-    return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
-                               "cudaMemPoolSetAttribute");
+    return detail::cuda_status(
+        detail::cudart::cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
+        "cudaMemPoolSetAttribute");
   }
   /// Portable: pinned for the contexts of all devices. Without on_device() a context would be created on the
   /// current one.
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
     return beside_captures("cudaHostAlloc", device_,
-                           [&] { return cudaHostAlloc(&p, bytes, cudaHostAllocPortable); });
+                           [&] { return detail::cudart::cudaHostAlloc(&p, bytes, cudaHostAllocPortable); });
   }
   status free_pinned(void* p) const noexcept {
     if (p == nullptr) return {};
-    return beside_captures("cudaFreeHost", device_, [&] { return cudaFreeHost(p); });
+    return beside_captures("cudaFreeHost", device_, [&] { return detail::cudart::cudaFreeHost(p); });
   }
   /// Pins existing host memory, for the contexts of all devices.
   status register_host(void* p, std::size_t bytes) const noexcept {
-    return beside_captures("cudaHostRegister", device_,
-                           [&] { return cudaHostRegister(p, bytes, cudaHostRegisterPortable); });
+    return beside_captures("cudaHostRegister", device_, [&] {
+      return detail::cudart::cudaHostRegister(p, bytes, cudaHostRegisterPortable);
+    });
   }
   status unregister_host(void* p) const noexcept {
     if (p == nullptr) return {};
-    return beside_captures("cudaHostUnregister", device_, [&] { return cudaHostUnregister(p); });
+    return beside_captures("cudaHostUnregister", device_,
+                           [&] { return detail::cudart::cudaHostUnregister(p); });
   }
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
     return beside_captures("cudaMallocManaged", device_,
-                           [&] { return cudaMallocManaged(&p, bytes, cudaMemAttachGlobal); });
+                           [&] { return detail::cudart::cudaMallocManaged(&p, bytes, cudaMemAttachGlobal); });
   }
   status prefetch(stream_ref stream, void const* p, std::size_t bytes, device_id to) const noexcept {
     if (bytes == 0) return {};
@@ -626,9 +641,9 @@ class basic_cuda_driver {
     if (!s.ok()) return s;
     return of_managed(beside_captures("cudaMemPrefetchAsync", device_for(stream), [&] {
 #if CUDART_VERSION >= 13000
-      return cudaMemPrefetchAsync(p, bytes, location_of(to), 0, reach(stream));
+      return detail::cudart::cudaMemPrefetchAsync(p, bytes, location_of(to), 0, reach(stream));
 #else
-      return cudaMemPrefetchAsync(p, bytes, to.value, reach(stream));
+      return detail::cudart::cudaMemPrefetchAsync(p, bytes, to.value, reach(stream));
 #endif
     }));
   }
@@ -638,14 +653,14 @@ class basic_cuda_driver {
     return of_managed(beside_captures("cudaMemAdvise", device_, [&] {
       auto const native = static_cast<cudaMemoryAdvise>(advice);
 #if CUDART_VERSION >= 13000
-      return cudaMemAdvise(p, bytes, native, location_of(where));
+      return detail::cudart::cudaMemAdvise(p, bytes, native, location_of(where));
 #else
-      return cudaMemAdvise(p, bytes, native, where.value);
+      return detail::cudart::cudaMemAdvise(p, bytes, native, where.value);
 #endif
     }));
   }
   status free_managed(void* p) const noexcept {
-    return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
+    return beside_captures("cudaFree", device_, [&] { return detail::cudart::cudaFree(p); });
   }
 
   /// Drivers are equal if they are of the same device.
@@ -678,15 +693,16 @@ class basic_cuda_driver {
   /// The pool of a kind of memory that the whole process shares.
   status default_pool(async_memory memory, cudaMemPool_t& pool) const noexcept {
     if (memory == async_memory::device) {
-      return detail::cuda_status(cudaDeviceGetDefaultMemPool(&pool, device_), "cudaDeviceGetDefaultMemPool");
+      return detail::cuda_status(detail::cudart::cudaDeviceGetDefaultMemPool(&pool, device_),
+                                 "cudaDeviceGetDefaultMemPool");
     }
 #if CUDART_VERSION >= 13000
     bool const is_pinned = memory == async_memory::pinned;
     cudaMemLocation location{};
     location.type = is_pinned ? cudaMemLocationTypeHost : cudaMemLocationTypeNone;
     return on_device("cudaMemGetDefaultMemPool", device_, [&] {
-      return cudaMemGetDefaultMemPool(&pool, &location,
-                                      is_pinned ? cudaMemAllocationTypePinned : cudaMemAllocationTypeManaged);
+      return detail::cudart::cudaMemGetDefaultMemPool(
+          &pool, &location, is_pinned ? cudaMemAllocationTypePinned : cudaMemAllocationTypeManaged);
     });
 #else
     return detail::cuda_lacks("cudaMemGetDefaultMemPool");
@@ -697,13 +713,14 @@ class basic_cuda_driver {
     int can = 1;
     if (device == host_id.value) return {};
     status const s = detail::cuda_status(
-        cudaDeviceGetAttribute(&can, cudaDevAttrConcurrentManagedAccess, device), "cudaDeviceGetAttribute");
+        detail::cudart::cudaDeviceGetAttribute(&can, cudaDevAttrConcurrentManagedAccess, device),
+        "cudaDeviceGetAttribute");
     return s.ok() && can == 0 ? detail::cuda_lacks("cudaMemPrefetchAsync, cudaMemAdvise") : s;
   }
   /// CUDA calls memory that is not managed an invalid value.
   static status of_managed(status s) noexcept {
     if (s.code != static_cast<int>(cudaErrorInvalidValue)) return s;
-    (void)cudaGetLastError();
+    (void)detail::cudart::cudaGetLastError();
     s.kind = failure::unsupported;
     return s;
   }

@@ -13,6 +13,7 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/driver/cuda_runtime_calls.hpp"
 
 #if CUDART_VERSION < 12000
 #error "tarn needs CUDA 12 or later, or TARN_NO_CUDA"
@@ -53,8 +54,8 @@ namespace TARN_NAMESPACE::detail {
   failure const kind = cuda_failure(static_cast<int>(code));
   // The runtime keeps the last error for the next query. Errors that tarn handles itself (by a retry, another
   // source, a typed error) must not show up in a caller's later check; kernel errors must.
-  if (kind != failure::other && kind != failure::unloading) (void)cudaGetLastError();
-  return {kind, static_cast<int>(code), cudaGetErrorName(code), call};
+  if (kind != failure::other && kind != failure::unloading) (void)cudart::cudaGetLastError();
+  return {kind, static_cast<int>(code), link_cudart_or_define_TARN_NO_CUDA(code), call};
 }
 
 /// Converts the result of a runtime call.
@@ -123,10 +124,12 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   if (!found.ok()) return;
   void* p = nullptr;
 #if CUDART_VERSION >= 12050
-  found = cuda_status(cudaGetDriverEntryPointByVersion(symbol, &p, version, cudaEnableDefault),
-                      "cudaGetDriverEntryPointByVersion");
+  found =
+      cuda_status(cudart::cudaGetDriverEntryPointByVersion(symbol, &p, version, cudaEnableDefault, nullptr),
+                  "cudaGetDriverEntryPointByVersion");
 #else
-  found = cuda_status(cudaGetDriverEntryPoint(symbol, &p, cudaEnableDefault), "cudaGetDriverEntryPoint");
+  found = cuda_status(cudart::cudaGetDriverEntryPoint(symbol, &p, cudaEnableDefault, nullptr),
+                      "cudaGetDriverEntryPoint");
 #endif
   if (found.ok()) out = reinterpret_cast<Function>(p);
 }
@@ -159,7 +162,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.stream_get_id, "cuStreamGetId", 12000, newer);
   find_entry_point(e.context_record_event, "cuCtxRecordEvent", 12050, newer);
   find_entry_point(e.stream_get_device, "cuStreamGetDevice", 12080, newer);
-  if (!newer.ok()) (void)cudaGetLastError();
+  if (!newer.ok()) (void)cudart::cudaGetLastError();
   return e;
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "tarn/driver/cuda_entry_points.hpp"
+#include "tarn/driver/cuda_runtime_calls.hpp"
 #include "tarn/driver/stream_device.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -71,7 +72,7 @@ class on_device {
  private:
   void enter(int device) noexcept {
     int current = 0;
-    entered_ = cuda_status(cudaGetDevice(&current), "cudaGetDevice");
+    entered_ = cuda_status(cudart::cudaGetDevice(&current), "cudaGetDevice");
     if (entered_.ok() && current != device) push(device);
     if (entered_.ok()) devices_of_cuda_streams().use(device_id{device});
   }
@@ -98,9 +99,9 @@ class on_device {
 /// involve a captured stream. ~20 ns.
 class beside_capture {
  public:
-  beside_capture() noexcept { swapped_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
+  beside_capture() noexcept { swapped_ = cudart::cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
   ~beside_capture() {
-    if (swapped_) (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+    if (swapped_) (void)cudart::cudaThreadExchangeStreamCaptureMode(&mode_);
   }
   beside_capture& operator=(beside_capture&&) = delete;
 
