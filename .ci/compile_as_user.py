@@ -75,7 +75,9 @@ class Job:
         source = pathlib.Path(folder) / f"{number}.{'cu' if 'nvcc' in self.command[0] else 'cpp'}"
         source.write_text(self.text)
         made = f"{source}.o"
-        run = subprocess.run([*self.command, *([] if self.runs else ["-c"]), str(source), "-o", made], text=True, capture_output=True)
+        # clang from 21 on warns of -c beside -fsyntax-only.
+        whole = self.runs or "-fsyntax-only" in self.command
+        run = subprocess.run([*self.command, *([] if whole else ["-c"]), str(source), "-o", made], text=True, capture_output=True)
         if run.returncode == 0 and self.runs:
             run = subprocess.run([made], text=True, capture_output=True)
         pathlib.Path(made).unlink(missing_ok=True)
