@@ -123,7 +123,7 @@ TEST_CASE("registered_host refuses a missing numa_node and says what to do", "[s
 }
 
 TEST_CASE("registered_host refuses reserved_huge pages if none are reserved", "[source][registered_host]") {
-  std::ifstream settings("/proc/sys/vm/nr_hugepages");
+  std::ifstream settings("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
   unsigned long reserved = 0;
   settings >> reserved;
   sim_machine const machine;
@@ -133,7 +133,7 @@ TEST_CASE("registered_host refuses reserved_huge pages if none are reserved", "[
       (void)memory.allocate_sync(4_MiB);
       FAIL("must not succeed");
     } catch (out_of_memory const& error) {
-      CHECK(std::string_view(error.what()).find("vm.nr_hugepages") != std::string_view::npos);
+      CHECK(std::string_view(error.what()).find("hugepages-2048kB/nr_hugepages") != std::string_view::npos);
     }
   } else {
     void* const p = memory.allocate_sync(2_MiB);

@@ -34,6 +34,8 @@ namespace detail {
 // The host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no
 // libnuma.
 
+/// What huge blocks are multiples of, and the size of reserved pages. A host with pages of 64 KiB has such
+/// pages, too, but its transparent ones of 512 MiB: a block gets one only where it has all of it.
 inline constexpr std::size_t huge_page = 2_MiB;
 
 /// A stretch of private memory in whole pages. Reports failures as a status, for a source to act on.
@@ -60,12 +62,14 @@ struct host_pages {
     p = reinterpret_cast<void*>(aligned);
     return {};
   }
-  /// Maps pages that the administrator reserved; they are aligned to their own size.
+  /// Maps pages of 2 MiB that the administrator reserved; they are aligned to their own size.
   [[nodiscard]] status map_reserved_huge(void*& p) const noexcept {
     constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
     void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | of_2_mib, -1, 0);
-    if (all == MAP_FAILED) return failed("mmap (too few reserved huge pages; raise vm.nr_hugepages)", errno);
+    if (all == MAP_FAILED) {
+      return failed("mmap (too few reserved pages of 2 MiB; raise hugepages-2048kB/nr_hugepages)", errno);
+    }
     p = all;
     return {};
   }
@@ -147,8 +151,8 @@ struct host_pages {
 enum class host_page_size : std::uint8_t {
   usual,         ///< the host's own, mostly 4 KiB
   huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
-  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are
-                 ///< none
+  reserved_huge  ///< 2 MiB from those that the administrator reserved (in
+                 ///< /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages); refused if there are none
 };
 
 struct registered_options {

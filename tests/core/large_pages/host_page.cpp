@@ -27,6 +27,8 @@ namespace {
 constexpr std::size_t page = 64 * 1024;
 std::atomic<unsigned> refused{0};
 std::atomic<std::int64_t> mapped{0};  // bytes
+std::atomic<int> reserved_size{
+    0};  // of the reserved pages that were asked for last: its logarithm, or 0 for the host's default
 
 bool is_page(std::uintptr_t value) {
   if (value % page == 0) return true;
@@ -51,6 +53,11 @@ extern "C" long sysconf(int name) noexcept {
 extern "C" void* mmap(void* at, std::size_t length, int protection, int flags, int file,
                       off_t offset) noexcept {
   if (!is_page(static_cast<std::uintptr_t>(offset))) return MAP_FAILED;
+  if ((flags & MAP_HUGETLB) != 0) {
+    reserved_size = flags >> MAP_HUGE_SHIFT & MAP_HUGE_MASK;
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
   bool const fixed = (flags & MAP_FIXED) != 0;
   if (fixed && !is_page(reinterpret_cast<std::uintptr_t>(at))) return MAP_FAILED;
   length = whole(length);
@@ -94,6 +101,16 @@ TEST_CASE("registered_host maps and unmaps whole pages of 64 KiB", "[source][reg
     }
   }
   CHECK(machine.leaks().total() == 0);
+  CHECK(refused == 0);
+}
+
+// Its default size is 512 MiB.
+TEST_CASE("registered_host asks for reserved pages of 2 MiB on a host with pages of 64 KiB",
+          "[source][registered_host][host_page]") {
+  sim_machine const machine;
+  sim_registered_host memory(machine.driver(), registered_options{.pages = host_page_size::reserved_huge});
+  CHECK_THROWS_AS(memory.allocate_sync(3_MiB), out_of_memory);
+  CHECK(reserved_size == 21);
   CHECK(refused == 0);
 }
 
