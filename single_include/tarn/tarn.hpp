@@ -7746,7 +7746,8 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 // An update is read once, after it was written: its bit is set by the thread alone, and each exchange returns
 // it to one holder, which acquires what the thread released. The thread's slot is its own again once it reads
 // done, which the holder writes after its last read. No bit is forgotten: unlock() may leave one, and then
-// its thread finds the lock free, takes it, and sees its own bit or, later, done.
+// its thread finds the lock free, takes it, and sees its own bit or, later, done. tests/core/litmus/ has
+// these arguments as litmus tests.
 
 #include <atomic>
 #include <bit>
@@ -10669,7 +10670,7 @@ class stream_table {
 // stores busy once more by a sequentially consistent exchange. Then all four operations are in the one order
 // of [atomics.order], each store before the read of its own side, so that one of the reads sees the other
 // side's store. In both cases the data follows by release and acquire: busy = 0 to the visitor that reads 0,
-// wanted = 0 to the owner that reads 0.
+// wanted = 0 to the owner that reads 0. tests/core/litmus/ has both arguments as litmus tests.
 //
 // A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path;
 // enter() still enters it. A visitor closes it for all calls when it leaves (the pool sleeps); the owner

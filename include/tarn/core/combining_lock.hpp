@@ -13,7 +13,8 @@
 // An update is read once, after it was written: its bit is set by the thread alone, and each exchange returns
 // it to one holder, which acquires what the thread released. The thread's slot is its own again once it reads
 // done, which the holder writes after its last read. No bit is forgotten: unlock() may leave one, and then
-// its thread finds the lock free, takes it, and sees its own bit or, later, done.
+// its thread finds the lock free, takes it, and sees its own bit or, later, done. tests/core/litmus/ has
+// these arguments as litmus tests.
 
 #include <atomic>
 #include <bit>

@@ -22,7 +22,7 @@
 // stores busy once more by a sequentially consistent exchange. Then all four operations are in the one order
 // of [atomics.order], each store before the read of its own side, so that one of the reads sees the other
 // side's store. In both cases the data follows by release and acquire: busy = 0 to the visitor that reads 0,
-// wanted = 0 to the owner that reads 0.
+// wanted = 0 to the owner that reads 0. tests/core/litmus/ has both arguments as litmus tests.
 //
 // A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path;
 // enter() still enters it. A visitor closes it for all calls when it leaves (the pool sleeps); the owner
