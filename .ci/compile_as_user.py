@@ -37,7 +37,7 @@ HOST = ["-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]
 SIMULATED = ["-include", "tarn/sim.hpp"]  # gives CUDA's names to the simulated device
 COMPILERS = {name: [name] for name in [f"g++-{n}" for n in range(11, 17)] + [f"clang++-{n}" for n in range(14, 24)]}
 COMPILERS |= {f"clang++-{n} libc++": [f"clang++-{n}", "-stdlib=libc++"] for n in (16, 19, 22)}  # the name in the report: the command
-NVCC_VERSIONS = ["12.4", "13.0", "13.1", "13.2", "13.3"]
+NVCC_VERSIONS = ["12.4", "13.0", "13.1", "13.2", "13.3", "13.5"]
 
 
 def first_folder(*candidates):
