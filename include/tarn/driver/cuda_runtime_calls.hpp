@@ -93,6 +93,7 @@ TARN_CUDART_CALL(cudaGetDriverEntryPoint, char const*, void**, unsigned long lon
 #undef TARN_CUDART_QUOTED
 
 /// Returns a code's name. The linker names this function where a program does not link the runtime.
+// NOLINTNEXTLINE(readability-identifier-naming): the macro's own name
 [[nodiscard]] TARN_NOINLINE inline char const* link_cudart_or_define_TARN_NO_CUDA(cudaError_t code) noexcept {
   return cudaGetErrorName(code);
 }
