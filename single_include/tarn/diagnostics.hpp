@@ -568,7 +568,7 @@ struct history_block {
 
 /// A block that its user has freed, and that a layer below keeps from reuse, as the quarantine of `checked`
 /// does.
-struct kept_block {
+struct quarantined_block {
   std::uintptr_t address = 0;
   std::size_t requested = 0;
 };
@@ -602,7 +602,7 @@ struct memory_history {
   std::uint64_t now_ns = 0;      ///< when this was copied, since started_ns
   std::uint64_t steady_ns = 0;   ///< the steady clock at started_ns; 0 with a user's clock
   std::vector<history_block> live;
-  std::vector<kept_block> kept;
+  std::vector<quarantined_block> quarantined;
   std::vector<history_event> events;                  ///< the latest ones, oldest first
   std::uint64_t forgotten_events = 0;                 ///< older ones that the ring no longer holds
   std::vector<history_tag> tags;                      ///< tags[0] is "untagged"
@@ -1161,8 +1161,8 @@ memory_history with_history_layer<Upstream>::record() {
       r.now_ns = log.last_ns();
     });
   }
-  detail::for_each_kept(this->upstream(), [&](void* p, std::size_t bytes) {
-    r.kept.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
+  detail::for_each_quarantined(this->upstream(), [&](void* p, std::size_t bytes) {
+    r.quarantined.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
   });
   r.started_ns = started_ns_;
   r.steady_ns = options_.clock == nullptr ? steady_start_ : 0;
@@ -3285,7 +3285,7 @@ struct pool_facts {
                           public_id(b.stream.id())});
     });
     if constexpr (Heap::has_tool) {
-      heap.tool().for_each_kept([&](freed_block const& b) {
+      heap.tool().for_each_quarantined([&](freed_block const& b) {
         cached.push_back({address_of(b.p), 0, 0, block_use::cached, public_id(b.stream.id())});
       });
     }
@@ -3674,9 +3674,9 @@ inline bool merge_history(std::vector<snapshot_segment>& segments, std::vector<h
 }
 
 /// Reports blocks that a layer above the pool keeps from reuse as deferred: their user has freed them.
-inline void defer_kept(snapshot& s, std::vector<kept_block> const& kept) {
+inline void defer_quarantined(snapshot& s, std::vector<quarantined_block> const& kept) {
   std::unordered_map<std::uintptr_t, std::size_t> requested;
-  for (kept_block const& k : kept) requested.emplace(k.address, k.requested);
+  for (quarantined_block const& k : kept) requested.emplace(k.address, k.requested);
   for (snapshot_segment& segment : s.segments) {
     for (snapshot_block& b : segment.blocks) {
       // A block of the record was handed out again meanwhile.
@@ -3842,9 +3842,9 @@ template <class Resource>
     if constexpr (has_record) {
       record = nearest(memory, detail::ask_record{});
     } else {
-      record.kept.clear();
-      detail::for_each_kept(memory, [&](void* p, std::size_t bytes) {
-        record.kept.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
+      record.quarantined.clear();
+      detail::for_each_quarantined(memory, [&](void* p, std::size_t bytes) {
+        record.quarantined.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
       });
     }
     std::sort(record.live.begin(), record.live.end(),
@@ -3871,7 +3871,7 @@ template <class Resource>
       s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
       bool const agreed = detail::merge_history(s.segments, record.live);
       if (!agreed && attempts_left != 1) continue;
-      detail::defer_kept(s, record.kept);
+      detail::defer_quarantined(s, record.quarantined);
       s.events = detail::one_history(record.events, detail::growth_events(contents, now, record.now_ns));
     } else {
       detail::stand_alone(s, record);

@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_8d359163
+#define TARN_NAMESPACE tarn::inline v0_2_0_8b7851b3
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -6596,16 +6596,16 @@ struct block_address {
   TARN_ON_LAYER(l.block_address(p))
 };
 
-/// Calls f(p, bytes) for each block of the pool that its user has freed and a layer keeps from reuse.
+/// Calls f(p, bytes) for each block of the pool that a layer has in quarantine: its user has freed it.
 template <class F>
-struct each_kept {
+struct each_quarantined {
   F const& f;
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::each;
-  TARN_ON_LAYER(l.each_kept(f))
+  TARN_ON_LAYER(l.each_quarantined(f))
 };
 template <class F>
-each_kept(F const&) -> each_kept<F>;
+each_quarantined(F const&) -> each_quarantined<F>;
 
 /// Reserved bytes of all.
 struct reserved {
@@ -6865,10 +6865,11 @@ template <class Resource>
 [[nodiscard]] void* block_address_of(Resource& memory, void* p) noexcept {
   return nearest_or(memory, pool_call::block_address{p}, p);
 }
-/// Calls f(p, bytes) for each block of the pool that a layer keeps from reuse.
+/// Calls f(p, bytes) for each block of the pool that a layer has in quarantine.
 template <class Resource, class F>
-void for_each_kept(Resource& memory, F const& f) {
-  if constexpr (reachable<Resource, pool_call::each_kept<F>>) nearest(memory, pool_call::each_kept{f});
+void for_each_quarantined(Resource& memory, F const& f) {
+  if constexpr (reachable<Resource, pool_call::each_quarantined<F>>)
+    nearest(memory, pool_call::each_quarantined{f});
 }
 /// The bytes of a request that count against a limit. Zero bytes need no memory.
 template <class Resource>
@@ -18505,7 +18506,7 @@ class tool_regions {
   [[nodiscard]] bool fits(freed_block const& b) const noexcept {
     return !ring_.empty() && b.bytes <= quarantine_bytes;
   }
-  bool take_kept(freed_block& out) noexcept {
+  bool take_quarantined(freed_block& out) noexcept {
     scoped_lock const guard(mutex_);
     if (kept_ == 0) return false;
     out = ring_[first_];
@@ -18517,7 +18518,7 @@ class tool_regions {
 
   /// Calls f(freed_block) for each block in quarantine.
   template <class F>
-  void for_each_kept(F const& f) {
+  void for_each_quarantined(F const& f) {
     scoped_lock const guard(mutex_);
     for (std::size_t i = 0; i < kept_; ++i) f(ring_[(first_ + i) % ring_.size()]);
   }
@@ -19547,7 +19548,7 @@ TARN_NOINLINE void deallocate_under_tool([[maybe_unused]] Heap& heap, [[maybe_un
     if (when == reuse::at_once || !tool.fits(b)) return heap.put(b);
     freed_block oldest;
     while (!tool.keep(b)) {
-      if (tool.take_kept(oldest)) heap.put(oldest);
+      if (tool.take_quarantined(oldest)) heap.put(oldest);
     }
   }
 }
@@ -19557,7 +19558,7 @@ template <class Heap>
 void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
   if constexpr (Heap::has_tool) {
     freed_block b;
-    while (heap.tool().take_kept(b)) heap.put(b);
+    while (heap.tool().take_quarantined(b)) heap.put(b);
   }
 }
 
@@ -23716,7 +23717,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// Calls f(p, bytes) for each block of the pool that the quarantine keeps, here and below. @throws
   /// std::bad_alloc
   template <class F>
-  void each_kept(F const& f) {
+  void each_quarantined(F const& f) {
     detail::sequence<detail::block_record> kept;
     {
       detail::scoped_lock const guard(mutex_);
@@ -23727,7 +23728,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
     for (detail::block_record const& b : kept)
       f(detail::block_address_of(this->upstream(), whole_of(b)), b.bytes);
-    detail::for_each_kept(this->upstream(), f);
+    detail::for_each_quarantined(this->upstream(), f);
   }
 
  private:

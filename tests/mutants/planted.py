@@ -1494,7 +1494,7 @@ PLANTED = {
         Mutant(
             "blocks in quarantine count as live",
             "report/take_snapshot.hpp",
-            "      detail::defer_kept(s, record.kept);\n",
+            "      detail::defer_quarantined(s, record.quarantined);\n",
             "",
             finder="tests/report/take_snapshot.cpp",
         ),

@@ -86,16 +86,16 @@ struct block_address {
   TARN_ON_LAYER(l.block_address(p))
 };
 
-/// Calls f(p, bytes) for each block of the pool that its user has freed and a layer keeps from reuse.
+/// Calls f(p, bytes) for each block of the pool that a layer has in quarantine: its user has freed it.
 template <class F>
-struct each_kept {
+struct each_quarantined {
   F const& f;
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::each;
-  TARN_ON_LAYER(l.each_kept(f))
+  TARN_ON_LAYER(l.each_quarantined(f))
 };
 template <class F>
-each_kept(F const&) -> each_kept<F>;
+each_quarantined(F const&) -> each_quarantined<F>;
 
 /// Reserved bytes of all.
 struct reserved {
@@ -355,10 +355,11 @@ template <class Resource>
 [[nodiscard]] void* block_address_of(Resource& memory, void* p) noexcept {
   return nearest_or(memory, pool_call::block_address{p}, p);
 }
-/// Calls f(p, bytes) for each block of the pool that a layer keeps from reuse.
+/// Calls f(p, bytes) for each block of the pool that a layer has in quarantine.
 template <class Resource, class F>
-void for_each_kept(Resource& memory, F const& f) {
-  if constexpr (reachable<Resource, pool_call::each_kept<F>>) nearest(memory, pool_call::each_kept{f});
+void for_each_quarantined(Resource& memory, F const& f) {
+  if constexpr (reachable<Resource, pool_call::each_quarantined<F>>)
+    nearest(memory, pool_call::each_quarantined{f});
 }
 /// The bytes of a request that count against a limit. Zero bytes need no memory.
 template <class Resource>

@@ -257,7 +257,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// Calls f(p, bytes) for each block of the pool that the quarantine keeps, here and below. @throws
   /// std::bad_alloc
   template <class F>
-  void each_kept(F const& f) {
+  void each_quarantined(F const& f) {
     detail::sequence<detail::block_record> kept;
     {
       detail::scoped_lock const guard(mutex_);
@@ -268,7 +268,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
     for (detail::block_record const& b : kept)
       f(detail::block_address_of(this->upstream(), whole_of(b)), b.bytes);
-    detail::for_each_kept(this->upstream(), f);
+    detail::for_each_quarantined(this->upstream(), f);
   }
 
  private:

@@ -36,7 +36,7 @@ struct history_block {
 
 /// A block that its user has freed, and that a layer below keeps from reuse, as the quarantine of `checked`
 /// does.
-struct kept_block {
+struct quarantined_block {
   std::uintptr_t address = 0;
   std::size_t requested = 0;
 };
@@ -70,7 +70,7 @@ struct memory_history {
   std::uint64_t now_ns = 0;      ///< when this was copied, since started_ns
   std::uint64_t steady_ns = 0;   ///< the steady clock at started_ns; 0 with a user's clock
   std::vector<history_block> live;
-  std::vector<kept_block> kept;
+  std::vector<quarantined_block> quarantined;
   std::vector<history_event> events;                  ///< the latest ones, oldest first
   std::uint64_t forgotten_events = 0;                 ///< older ones that the ring no longer holds
   std::vector<history_tag> tags;                      ///< tags[0] is "untagged"

@@ -224,8 +224,8 @@ memory_history with_history_layer<Upstream>::record() {
       r.now_ns = log.last_ns();
     });
   }
-  detail::for_each_kept(this->upstream(), [&](void* p, std::size_t bytes) {
-    r.kept.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
+  detail::for_each_quarantined(this->upstream(), [&](void* p, std::size_t bytes) {
+    r.quarantined.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
   });
   r.started_ns = started_ns_;
   r.steady_ns = options_.clock == nullptr ? steady_start_ : 0;

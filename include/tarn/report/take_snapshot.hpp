@@ -100,9 +100,9 @@ inline bool merge_history(std::vector<snapshot_segment>& segments, std::vector<h
 }
 
 /// Reports blocks that a layer above the pool keeps from reuse as deferred: their user has freed them.
-inline void defer_kept(snapshot& s, std::vector<kept_block> const& kept) {
+inline void defer_quarantined(snapshot& s, std::vector<quarantined_block> const& kept) {
   std::unordered_map<std::uintptr_t, std::size_t> requested;
-  for (kept_block const& k : kept) requested.emplace(k.address, k.requested);
+  for (quarantined_block const& k : kept) requested.emplace(k.address, k.requested);
   for (snapshot_segment& segment : s.segments) {
     for (snapshot_block& b : segment.blocks) {
       // A block of the record was handed out again meanwhile.
@@ -268,9 +268,9 @@ template <class Resource>
     if constexpr (has_record) {
       record = nearest(memory, detail::ask_record{});
     } else {
-      record.kept.clear();
-      detail::for_each_kept(memory, [&](void* p, std::size_t bytes) {
-        record.kept.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
+      record.quarantined.clear();
+      detail::for_each_quarantined(memory, [&](void* p, std::size_t bytes) {
+        record.quarantined.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
       });
     }
     std::sort(record.live.begin(), record.live.end(),
@@ -297,7 +297,7 @@ template <class Resource>
       s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
       bool const agreed = detail::merge_history(s.segments, record.live);
       if (!agreed && attempts_left != 1) continue;
-      detail::defer_kept(s, record.kept);
+      detail::defer_quarantined(s, record.quarantined);
       s.events = detail::one_history(record.events, detail::growth_events(contents, now, record.now_ns));
     } else {
       detail::stand_alone(s, record);

@@ -80,7 +80,7 @@ struct pool_facts {
                           public_id(b.stream.id())});
     });
     if constexpr (Heap::has_tool) {
-      heap.tool().for_each_kept([&](freed_block const& b) {
+      heap.tool().for_each_quarantined([&](freed_block const& b) {
         cached.push_back({address_of(b.p), 0, 0, block_use::cached, public_id(b.stream.id())});
       });
     }

@@ -43,7 +43,7 @@ TARN_NOINLINE void deallocate_under_tool([[maybe_unused]] Heap& heap, [[maybe_un
     if (when == reuse::at_once || !tool.fits(b)) return heap.put(b);
     freed_block oldest;
     while (!tool.keep(b)) {
-      if (tool.take_kept(oldest)) heap.put(oldest);
+      if (tool.take_quarantined(oldest)) heap.put(oldest);
     }
   }
 }
@@ -53,7 +53,7 @@ template <class Heap>
 void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
   if constexpr (Heap::has_tool) {
     freed_block b;
-    while (heap.tool().take_kept(b)) heap.put(b);
+    while (heap.tool().take_quarantined(b)) heap.put(b);
   }
 }
 

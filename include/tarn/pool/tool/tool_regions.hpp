@@ -170,7 +170,7 @@ class tool_regions {
   [[nodiscard]] bool fits(freed_block const& b) const noexcept {
     return !ring_.empty() && b.bytes <= quarantine_bytes;
   }
-  bool take_kept(freed_block& out) noexcept {
+  bool take_quarantined(freed_block& out) noexcept {
     scoped_lock const guard(mutex_);
     if (kept_ == 0) return false;
     out = ring_[first_];
@@ -182,7 +182,7 @@ class tool_regions {
 
   /// Calls f(freed_block) for each block in quarantine.
   template <class F>
-  void for_each_kept(F const& f) {
+  void for_each_quarantined(F const& f) {
     scoped_lock const guard(mutex_);
     for (std::size_t i = 0; i < kept_; ++i) f(ring_[(first_ + i) % ring_.size()]);
   }
