@@ -3723,7 +3723,8 @@ namespace TARN_NAMESPACE::detail {
 // Weak references of tarn's alone: a program's own calls of the runtime stay strong. cuda_failed() has the
 // one strong reference, by which the linker takes the runtime, one object, out of a static library. A program
 // that makes any of these calls also converts results by cuda_status(), which calls that. nvcc and clang's
-// CUDA mode link the runtime anyway, and their headers overload these names.
+// CUDA mode link the runtime anyway, and their headers overload these names. Each file has names of its own,
+// where the standard wants an inline function to mean one entity in all files; all are the runtime's symbol.
 #if defined(__CUDACC__) || !defined(__GNUC__)
 #define TARN_CUDART_CALL(name, ...) using ::name;
 #else
