@@ -207,7 +207,7 @@ TEST_CASE("min_of and max_of return either argument when they are equal", "[core
 
 TEST_CASE("sequence throws bad_alloc if the bytes overflow, and keeps its elements", "[core][sequence]") {
   sequence<std::uint64_t> numbers;
-  numbers.push_back(7);
+  numbers.push_back(std::uint64_t{7});
   std::size_t const too_many[] = {~std::size_t{0}, ~std::size_t{0} / 8 + 1, ~std::size_t{0} / 8 + 2,
                                   std::size_t{1} << 61, (std::size_t{1} << 61) + 1};
   for (std::size_t const count : too_many) {
