@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_8b7851b3
+#define TARN_NAMESPACE tarn::inline v0_2_0_3ef20ec5
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -10019,14 +10019,12 @@ struct stream_cache {
   }
   /// Bytes in the magazines.
   [[nodiscard]] std::size_t held_bytes() const noexcept {
-    std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
-    for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
-    return sum;
+    return of_capture.bytes() + (large_block != nullptr ? large_bytes : 0) + bytes_of_classes(0);
   }
-  /// The same of the classes above run_limit.
-  [[nodiscard]] std::size_t bytes_above_runs() const noexcept {
+  /// Bytes in the magazines of a class and of those above it.
+  [[nodiscard]] std::size_t bytes_of_classes(unsigned first) const noexcept {
     std::size_t sum = 0;
-    for (unsigned k = run_class_count; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
+    for (unsigned k = first; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
     return sum;
   }
   /// Host memory of the magazines, bytes.
@@ -12242,7 +12240,8 @@ class front {
   /// request of such a class was not served. Not for a captured stream.
   void return_unused(cache_position const& at) noexcept {
     at.cache->lock.enter();
-    if (std::size_t const bytes = at.of_stream->bytes_above_runs(); bytes > most_at_miss && is_open(at)) {
+    std::size_t const bytes = at.of_stream->bytes_of_classes(run_class_count);
+    if (bytes > most_at_miss && is_open(at)) {
       at.cache->count_held(0, bytes);
       return_classes(*at.of_stream, at.id, run_class_count);
     }

@@ -130,7 +130,8 @@ class front {
   /// request of such a class was not served. Not for a captured stream.
   void return_unused(cache_position const& at) noexcept {
     at.cache->lock.enter();
-    if (std::size_t const bytes = at.of_stream->bytes_above_runs(); bytes > most_at_miss && is_open(at)) {
+    std::size_t const bytes = at.of_stream->bytes_of_classes(run_class_count);
+    if (bytes > most_at_miss && is_open(at)) {
       at.cache->count_held(0, bytes);
       return_classes(*at.of_stream, at.id, run_class_count);
     }

@@ -79,14 +79,12 @@ struct stream_cache {
   }
   /// Bytes in the magazines.
   [[nodiscard]] std::size_t held_bytes() const noexcept {
-    std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
-    for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
-    return sum;
+    return of_capture.bytes() + (large_block != nullptr ? large_bytes : 0) + bytes_of_classes(0);
   }
-  /// The same of the classes above run_limit.
-  [[nodiscard]] std::size_t bytes_above_runs() const noexcept {
+  /// Bytes in the magazines of a class and of those above it.
+  [[nodiscard]] std::size_t bytes_of_classes(unsigned first) const noexcept {
     std::size_t sum = 0;
-    for (unsigned k = run_class_count; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
+    for (unsigned k = first; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
     return sum;
   }
   /// Host memory of the magazines, bytes.
