@@ -23,6 +23,7 @@ PLANTED = {
             "pool/pages/growing_views.hpp",
             "(node.domain != taker && node.domain != a.streams[taker].neutral_domain))\n        return false;",
             "(node.domain != taker && taker == ~domain_ref{0}))\n        return false;",
+            finder="tests/raii/growing_buffer.cpp",
         ),
         Mutant(
             "what it shows is unmapped while work uses it",
@@ -50,7 +51,7 @@ PLANTED = {
             "pool/pages/growing_views.hpp",
             "      cut(v, hot, offset + kept);\n",
             "      cut(v, hot, offset + kept);\n      break;\n",
-            profile="owners_at_once",
+            finder="tests/raii/growing_buffer.cpp",
         ),
         Mutant(
             "it grows over pages although a memory tool is attached",
@@ -1061,7 +1062,7 @@ PLANTED = {
             "a refusal that other pools made good is counted as out of memory",
             "pool/ladder.hpp",
             "    query_device(last);\n",
-            "    ++heap_.counters.ooms;\n    query_device(last);\n",
+            "    ++heap_.counters(growing_).ooms;\n    query_device(last);\n",
             finder="tests/pool/other_pools.cpp",
         ),
     ],
@@ -1671,7 +1672,7 @@ PLANTED = {
             "completion of the work is checked once for all views",
             "pool/pages/page_views.hpp",
             "    for (std::size_t at = by_use_.size(); at-- > kept;) {\n      view const& v",
-            "    bool const all_done = everything_done(a);\n    for (std::size_t at = by_use_.size(); at-- > kept;) {\n      if (tenancy const& t = a.tenancies[by_use_[at]]; all_done && t.blocks == 0) {\n        drop_view(a, hot, at);\n        continue;\n      }\n      view const& v",
+            "    bool const all_done = view_table<Source>::everything_done(a);\n    for (std::size_t at = by_use_.size(); at-- > kept;) {\n      if (tenancy const& t = a.tenancies[by_use_[at]]; all_done && t.blocks == 0) {\n        drop_view(a, hot, at);\n        continue;\n      }\n      view const& v",
         ),
         Mutant(
             "the pieces that extend a view are chosen before the lock is released",

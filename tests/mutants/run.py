@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# Builds tarn with each planted bug and runs its finder: the random programs of tests/simulation, the policy matrix
+# Runs tarn with each planted bug and its finder: the random programs of tests/simulation, the policy matrix
 # (tests/policy_matrix), or a file of unit tests. This shows that they find such bugs. The unchanged tree then runs the same
 # tests and must pass.
 #
@@ -25,6 +25,7 @@ import time
 
 sys.dont_write_bytecode = True
 import random_changes  # noqa: E402
+import together  # noqa: E402
 from planted import PLANTED  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -35,7 +36,6 @@ TIME_LIMIT = 150  # seconds of processor time for the seeds of one bug, since th
 WAIT_LIMIT = 4 * TIME_LIMIT  # seconds until it counts as a hang
 MAIN_OBJECT = WORK / "catch_main.o"  # built once
 MAIN_LOCK = threading.Lock()
-SOON = 50  # seeds that find most bugs: up to there compile time dominates (-O0), beyond it run time (-O1)
 
 # What found the bug, by the output. The first match counts; anything else was found by the model.
 WATCHERS = (
@@ -68,24 +68,20 @@ def check_current(mutant):
             raise OutOfDate(f"its text stands {times} times in include/tarn/{file}, not once")
 
 
+def is_current(mutant):
+    try:
+        check_current(mutant)
+    except OutOfDate:
+        return False
+    return True
+
+
 def changes(mutant):
-    """(file, old, new)"""
-    return ((mutant.file, mutant.old, mutant.new), *((mutant.file, *change) for change in mutant.more), *mutant.elsewhere)
+    """[(file, old, new)]"""
+    return [(mutant.file, mutant.old, mutant.new), *((mutant.file, *change) for change in mutant.more), *mutant.elsewhere]
 
 
-def plant(mutant, tree):
-    """Copies the headers and changes one of them."""
-    shutil.rmtree(tree, ignore_errors=True)
-    shutil.copytree(INCLUDE, tree)
-    if mutant is None:
-        return
-    check_current(mutant)
-    for file, old, new in changes(mutant):
-        path = tree / "tarn" / file
-        path.write_text(path.read_text().replace(old, new))
-
-
-COMPILER = os.environ.get("CXX", "g++")
+COMPILER = os.environ.get("CXX") or ("clang++" if shutil.which("clang++") else "g++")  # clang++ takes half of the time
 # The sources of each finder, and its number of seeds.
 FINDERS = {
     "simulation": ["tests/simulation/main.cpp"],
@@ -94,38 +90,66 @@ FINDERS = {
 POLICY_SEEDS = 20
 
 
-def build(tree, program, optimisation, finder="simulation"):
-    command = [COMPILER, "-std=c++20", optimisation, "-w", "-pthread", "-DTARN_CHECK_LOCKS=1"]
-    command += [f"-I{ROOT / 'tests'}", "-DTARN_MATRIX_SHORT"] if finder == "policies" else []
+def catch_library():
+    """What a file of unit tests links. Catch2 2 has only headers: its main() is built once."""
+    if not pathlib.Path("/usr/include/catch2/catch.hpp").exists():
+        return ["-lCatch2Main", "-lCatch2"]
+    with MAIN_LOCK:
+        if not MAIN_OBJECT.exists():
+            MAIN_OBJECT.parent.mkdir(parents=True, exist_ok=True)
+            main = [COMPILER, "-std=c++20", "-O0", "-w", "-DTARN_CATCH2=2", f"-I{INCLUDE}", f"-I{ROOT / 'tests'}"]
+            subprocess.run([*main, "-c", str(ROOT / "tests/catch_main.cpp"), "-o", str(MAIN_OBJECT)], check=True)
+    return [str(MAIN_OBJECT)]
+
+
+def compiled(tree, program, finder, optimisation, *options):
+    """The errors of building a finder over a tree of headers; "" if there are none."""
+    command = [COMPILER, "-std=c++20", optimisation, "-w", "-pthread", "-DTARN_CHECK_LOCKS=1", *options]
     command += [f"-I{ROOT / 'tests/simulation/hooked'}"] if finder == "simulation" else []
-    command += [f"-I{tree}"]
-    command += [str(ROOT / source) for source in FINDERS[finder]] + ["-o", str(program), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise OutOfDate("does not compile:\n" + "\n".join(lines[:5]))
+    command += [f"-I{tree}"] + ([] if finder == "simulation" else [f"-I{ROOT / 'tests'}"])
+    command += ["-DTARN_MATRIX_SHORT"] if finder == "policies" else []
+    command += [str(ROOT / source) for source in FINDERS.get(finder, [finder])] + ([] if finder in FINDERS else catch_library())
+    done = subprocess.run([*command, "-ldl", "-o", str(program)], capture_output=True, text=True, errors="replace")
+    return "" if done.returncode == 0 else done.stderr or "the compiler failed"
 
 
-def build_tests(tree, finder, program):
-    """A file of unit tests over the tree, with its own main()."""
-    command = [COMPILER, "-std=c++20", "-O0", "-w", "-pthread", "-DTARN_CHECK_LOCKS=1", f"-I{tree}", f"-I{ROOT / 'tests'}"]
-    header_only = pathlib.Path("/usr/include/catch2/catch.hpp").exists()  # Catch2 2
-    libraries = [] if header_only else ["-lCatch2Main", "-lCatch2"]
-    if header_only:
-        with MAIN_LOCK:
-            if not MAIN_OBJECT.exists():
-                MAIN_OBJECT.parent.mkdir(parents=True, exist_ok=True)
-                main = [command[0], "-std=c++20", "-O0", "-w", "-DTARN_CATCH2=2", f"-I{INCLUDE}", f"-I{ROOT / 'tests'}"]
-                main += ["-c", str(ROOT / "tests/catch_main.cpp")]
-                subprocess.run([*main, "-o", str(MAIN_OBJECT)], check=True)
-        libraries = [str(MAIN_OBJECT)]
-    done = subprocess.run([*command, str(ROOT / finder), *libraries, "-ldl", "-o", str(program)], capture_output=True, text=True)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise OutOfDate("does not compile:\n" + "\n".join(lines[:5]))
+class Programs:
+    """The finders over one copy of the headers that has many bugs (together.py), each built once. A bug that does not compile there
+    is left out from then on."""
+
+    def __init__(self, bugs, optimisation):
+        self.bugs, self.optimisation = {n: changes(m) for n, m in bugs.items()}, optimisation
+        self.lock, self.built, self.copies = threading.Lock(), {}, 0
+        self.copy()
+
+    def copy(self):
+        self.copies += 1
+        self.tree = WORK / f"together{self.copies}"
+        self.put = together.put_together(self.bugs, INCLUDE, self.tree)
+
+    def build(self, finder):
+        optimisation = self.optimisation if finder in FINDERS else "-O0"
+        program = WORK / ("together_" + re.sub(r"\W", "_", finder))
+        while True:
+            tree = self.tree
+            all_errors = "-ferror-limit=0" if "clang" in COMPILER else "-fmax-errors=0"
+            errors = compiled(tree, program, finder, optimisation, all_errors, "-include", str(tree / "planted.hpp"))
+            if not errors:
+                break
+            blamed = together.blamed(errors, tree)
+            if not blamed:
+                raise SystemExit(f"{finder} does not compile with the planted bugs together:\n{errors[:2000]}")
+            with self.lock:
+                if blamed & self.bugs.keys():
+                    self.bugs = {n: c for n, c in self.bugs.items() if n not in blamed}
+                    self.copy()
+        self.built[finder] = program
+
+    def program(self, number, finder):
+        return self.built.get(finder) if number in self.put else None
 
 
-def run_limited(command, limit=TIME_LIMIT):
+def run_limited(command, limit=TIME_LIMIT, bug=0):
     """(exit status, output); the status is None where a limit was exceeded."""
 
     def limit_itself():
@@ -133,7 +157,13 @@ def run_limited(command, limit=TIME_LIMIT):
 
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=WAIT_LIMIT + limit, preexec_fn=limit_itself
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=WAIT_LIMIT + limit,
+            preexec_fn=limit_itself,
+            env=os.environ | {"TARN_PLANTED": str(bug)},
         )
     except subprocess.TimeoutExpired:
         return None, ""
@@ -142,23 +172,20 @@ def run_limited(command, limit=TIME_LIMIT):
     return (None, "") if exceeded else (done.returncode, done.stdout)
 
 
-def run_tests(program):
-    """(1 if a test fails, crashes or hangs, else 0; the output)"""
-    status, said = run_limited([str(program), "--abort"])
-    return (1, "hangs") if status is None else (int(status != 0), said)
-
-
 def failed_test_in(said):
     """The title of the first test case that failed."""
     found = re.search(r"^-+\n(.+?)\n-+\n", said, re.M | re.S)
     return " ".join(found.group(1).split()) if found else said.strip()[:200]
 
 
-def run(program, first, last, jobs=1, limit=TIME_LIMIT, profile=""):
-    """(exit status, output); the status is None on timeout."""
-    command = [str(program), "--seeds", f"{first}..{last}", "--jobs", str(jobs)]
+def run(program, finder, seeds, jobs=1, limit=TIME_LIMIT, profile="", bug=0):
+    """(1 if a test fails, crashes or hangs, else 0, or None on timeout of random programs; the output)"""
+    if finder not in FINDERS:
+        status, said = run_limited([str(program), "--abort"], limit, bug)
+        return (1, "hangs") if status is None else (int(status != 0), said)
+    command = [str(program), "--seeds", f"1..{seeds}", "--jobs", str(jobs)]
     command += ["--patience", str(PATIENCE), "--no-shrink"] + (["--profile", profile] if profile else [])
-    return run_limited(command, limit)
+    return run_limited(command, limit, bug)
 
 
 def found_in(said):
@@ -182,66 +209,37 @@ def operations_in(said):
     return int(found.group(1)) if found else 0
 
 
-def look_for(mutant, number, options):
-    """(exit status, output, seconds of building, seconds of running) for one planted bug."""
-    place = WORK / str(number)
-    tree, program = place / "include", place / "simulation"
-    seconds = {"building": 0.0, "looking": 0.0}
-
-    def timed(what, act, *arguments):
-        start = time.monotonic()
-        try:
-            return act(*arguments)
-        finally:
-            seconds[what] += time.monotonic() - start
-
+def look_for(mutant, number, options, programs=None):
+    """(exit status, output, operations, seconds of building, seconds of running) for one planted bug."""
+    start, place = time.monotonic(), WORK / str(number)
+    program = programs and programs.program(number, mutant.finder)
     try:
-        plant(mutant, tree)
-        if mutant.finder not in FINDERS:
-            timed("building", build_tests, tree, mutant.finder, program)
-            status, said = timed("looking", run_tests, program)
-            return status, said, 0, seconds["building"], seconds["looking"]
-        timed("building", build, tree, program, "-O0", mutant.finder)
-        seeds = POLICY_SEEDS if mutant.finder == "policies" else min(SOON, options.seeds)
-        status, said = timed("looking", run, program, 1, seeds, 1, TIME_LIMIT, mutant.profile)
-        operations = operations_in(said)
-        if status == 0 and options.seeds > SOON and mutant.finder == "simulation":
-            timed("building", build, tree, program, "-O1")
-            status, said = timed("looking", run, program, SOON + 1, options.seeds, 1, TIME_LIMIT, mutant.profile)
-            operations += operations_in(said)
-    except OutOfDate as error:
-        raise OutOfDate(f"'{mutant.name}': {error}") from None
+        if program is None:
+            check_current(mutant)
+            shutil.copytree(INCLUDE, place, dirs_exist_ok=True)
+            for file, old, new in changes(mutant):
+                path = place / "tarn" / file
+                path.write_text(path.read_text().replace(old, new))
+            if errors := compiled(place, place / "program", mutant.finder, "-O0"):
+                lines = [line for line in errors.splitlines() if "error" in line] or errors.splitlines()
+                raise OutOfDate(f"'{mutant.name}': does not compile:\n" + "\n".join(lines[:5]))
+        built = time.monotonic()
+        seeds = POLICY_SEEDS if mutant.finder == "policies" else options.seeds
+        bug = 0 if program is None else number
+        status, said = run(program or place / "program", mutant.finder, seeds, 1, TIME_LIMIT, mutant.profile, bug)
+        return status, said, operations_in(said), built - start, time.monotonic() - built
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return status, said, operations, seconds["building"], seconds["looking"]
 
 
-def passes_as_it_is(options, finders):
-    """The tree without planted bugs, built in the same ways."""
-    place = WORK / "none"
-    tree, program = place / "include", place / "simulation"
-    plant(None, tree)
-    for finder in sorted(finders - FINDERS.keys()):
-        build_tests(tree, finder, program)
-        status, said = run_tests(program)
+def passes_as_it_is(options, programs):
+    """The programs with all planted bugs switched off."""
+    for finder, program in sorted(programs.built.items()):
+        seeds = POLICY_SEEDS if finder == "policies" else options.seeds
+        status, said = run(program, finder, seeds, options.jobs, 1800)
         if status != 0:
-            print(f"{finder}: {failed_test_in(said)}")
+            print(f"{finder}: it exceeded the time limit" if status is None else said if finder in FINDERS else f"{finder}: {failed_test_in(said)}")
             return False
-    runs = []
-    if "policies" in finders:
-        runs.append(("policies", "-O0", 1, POLICY_SEEDS))
-    if "simulation" in finders:
-        runs.append(("simulation", "-O0", 1, min(SOON, options.seeds)))
-        runs.append(("simulation", "-O1", SOON + 1, options.seeds))
-    for finder, optimisation, first, last in runs:
-        if first > last:
-            continue
-        build(tree, program, optimisation, finder)
-        status, said = run(program, first, last, options.jobs, 1800)
-        if status != 0:
-            print(said or f"{finder}: it exceeded the time limit")
-            return False
-    shutil.rmtree(place, ignore_errors=True)
     return True
 
 
@@ -255,26 +253,19 @@ def explained():
     return {(e[0], e[1].removeprefix("- "), e[2].removeprefix("+ ")): e[3] for e in entries}
 
 
-def found_by(mutant, number, options, reached):
-    """What finds a change, as text; "" if nothing does. @throws OutOfDate  it does not compile"""
+def finders_of(mutant, reached):
+    """Most are found by the tests that name the header most."""
     tests = [t for t in random_changes.tests_that_name(mutant.file) if mutant.file in random_changes.includes(ROOT / t)]
-    programs = [name for name in FINDERS if mutant.file in reached[name]]
-    for finder in [*tests[:4], *programs, *tests[4:]]:  # most are found by the tests that name the header most
-        status, said, *_ = look_for(mutant._replace(finder=finder), number, options)
+    return [*tests[:4], *(name for name in FINDERS if mutant.file in reached[name]), *tests[4:]]
+
+
+def found_by(mutant, number, options, reached, programs):
+    """What finds a change, as text; "" if nothing does. @throws OutOfDate  it does not compile"""
+    for finder in finders_of(mutant, reached):
+        status, said, *_ = look_for(mutant._replace(finder=finder), number, options, programs)
         if status not in (0, None):
             return f"{finder}: {found_in(said)[0] if finder in FINDERS else failed_test_in(said)}"
     return ""
-
-
-def search_random_change(number, options, reached):
-    """(bug, kind, old line, new line, what found it, how many did not compile, seconds)"""
-    start = time.monotonic()
-    for invalid, (mutant, kind, old, new) in enumerate(random_changes.draws(options.seed, number)):
-        try:
-            found = found_by(mutant, number, options, reached)
-        except OutOfDate:
-            continue
-        return mutant, kind, old, new, found, invalid, time.monotonic() - start
 
 
 def run_random(options):
@@ -283,55 +274,59 @@ def run_random(options):
         for name, sources in FINDERS.items()
     }
     reasons = explained()
-    numbers = range(options.first, options.random + 1)
+    draws = {number: random_changes.draws(options.seed, number) for number in range(options.first, options.random + 1)}
+    first = {number: next(those) for number, those in draws.items()}
     count = {"found": 0, "explained": 0, "invalid": 0}
+    programs = Programs({number: mutant for number, (mutant, *_) in first.items()}, "-O1")
+
+    def search(number):
+        """(bug, kind, old line, new line, what found it, how many did not compile)"""
+        for invalid, (mutant, kind, old, new) in enumerate(itertools.chain([first[number]], draws[number])):
+            try:
+                return mutant, kind, old, new, found_by(mutant, number, options, reached, None if invalid else programs), invalid
+            except OutOfDate:
+                continue
+
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        waiting = [pool.submit(search_random_change, number, options, reached) for number in numbers]
-        for number, result in zip(numbers, waiting):
-            mutant, kind, old, new, found, invalid, seconds = result.result()
+        list(pool.map(programs.build, dict.fromkeys([*FINDERS, *(f for m, *_ in first.values() for f in finders_of(m, reached))])))
+        for number, (mutant, kind, old, new, found, invalid) in zip(draws, pool.map(search, draws)):
             reason = reasons.get((mutant.file, old, new))
             count["invalid"] += invalid
             count["found"] += bool(found)
             count["explained"] += bool(not found and reason)
-            print(f"{number:4} {mutant.name}  {kind}  {found or (f'explained: {reason}' if reason else 'SURVIVED')}  {seconds:.0f} s", flush=True)
+            say(f"{number:4} {mutant.name}  {kind}  {found or (f'explained: {reason}' if reason else 'SURVIVED')}")
             if not found:
-                print(f"     - {old}\n     + {new}", flush=True)
-    survived = len(numbers) - count["found"] - count["explained"]
-    print(f"evidence: random_mutants n={len(numbers)} {' '.join(f'{k}={v}' for k, v in count.items())} survived={survived} seed={options.seed}")
-    return int(20 * survived > len(numbers))
+                say(f"     - {old}\n     + {new}")
+    survived = len(draws) - count["found"] - count["explained"]
+    say(f"evidence: random_mutants n={len(draws)} {' '.join(f'{k}={v}' for k, v in count.items())} survived={survived} seed={options.seed}")
+    return int(20 * survived > len(draws))
 
 
-class Record:
-    """The results of one commit in a file of tests/evidence/: a run that is started again leaves out what was found before."""
+RECORD = None  # the file of tests/evidence/ that --record writes
 
-    def __init__(self, commit):
-        folder = ROOT / "tests" / "evidence"
-        earlier = list(folder.glob(f"mutants_*_{commit}.txt"))
-        self.path = earlier[0] if earlier else folder / f"mutants_{time.strftime('%Y-%m-%d')}_{commit}.txt"
-        self.found = set()
-        if earlier:
-            self.found.update(re.findall(r"^found +\d+ s  (.*?)  by ", self.path.read_text(), re.M))
-            return
-        folder.mkdir(exist_ok=True)
-        cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
-        self.note(f"# ./dev mutants --record: commit {commit}, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} x {cpu.group(1) if cpu else 'unknown'}")
 
-    def note(self, line):
-        with open(self.path, "a") as file:
+def say(line):
+    print(line, flush=True)
+    if RECORD:
+        with open(RECORD, "a") as file:
             file.write(line + "\n")
 
 
-def record_of_this_commit():
-    """None where the tree is not what the commit has."""
+def record(kind):
+    """The file for this commit; None where the tree is not what the commit has."""
 
     def git(*arguments):
         return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True).stdout.strip()
 
     commit = git("rev-parse", "--short", "HEAD")
-    if commit and not git("status", "--porcelain", "--", "include", "tests", ":!tests/evidence"):
-        return Record(commit)
-    print("nothing is recorded: include/ or tests/ differs from the commit that the record would name")
-    return None
+    if not commit or git("status", "--porcelain", "--", "include", "tests", ":!tests/evidence"):
+        print("nothing is recorded: include/ or tests/ differs from the commit that the record would name")
+        return None
+    cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    path = ROOT / "tests" / "evidence" / f"{kind}_{time.strftime('%Y-%m-%d')}_{commit}.txt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"# {kind}: commit {commit}, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} x {cpu.group(1) if cpu else 'unknown'}, {COMPILER}\n")
+    return path
 
 
 def parse():
@@ -344,7 +339,7 @@ def parse():
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the random changes (1)")
     parser.add_argument("--from", type=int, default=1, dest="first", metavar="K", help="go on at the Kth random change")
     parser.add_argument("--list", action="store_true", help="list the planted bugs and stop")
-    parser.add_argument("--record", action="store_true", help="keep the results in tests/evidence/, and leave out what this commit's record has")
+    parser.add_argument("--record", action="store_true", help="keep the output in tests/evidence/")
     parser.add_argument("-v", action="store_true", help="print what was found")
     options = parser.parse_args()
     options.seeds = options.seeds or (300 if options.random else 1500)
@@ -353,10 +348,9 @@ def parse():
 
 def main():
     options = parse()
-    # At -O0 clang builds the random programs in 20 s of processor time, g++ in 33. What is recorded is by one compiler.
-    global COMPILER
-    if options.short and "CXX" not in os.environ and shutil.which("clang++"):
-        COMPILER = "clang++"
+    global RECORD
+    if options.record and not options.list:
+        RECORD = record("random_changes" if options.random else "planted_bugs")
     if options.random:
         return run_random(options)
     chosen = [
@@ -373,11 +367,8 @@ def main():
         print("no planted bug has this name")
         return 2
     start = time.monotonic()
-    record = record_of_this_commit() if options.record else None
-    planted, finders = len(chosen), {mutant.finder for _, mutant in chosen}
-    if record:
-        chosen = [(promise, mutant) for promise, mutant in chosen if mutant.name not in record.found]
-    found, last_seed, last_promise, out_of_date = planted - len(chosen), 0, None, 0
+    planted = len(chosen)
+    found, last_seed, last_promise, out_of_date = 0, 0, None, 0
     tried = {mutant.name for _, mutant in chosen}
     for mutant in itertools.chain.from_iterable(PLANTED.values()):  # including those that are not run now
         if mutant.name in tried:
@@ -386,22 +377,23 @@ def main():
             check_current(mutant)
         except OutOfDate as error:
             out_of_date += 1
-            print(f"OUT OF DATE: '{mutant.name}': {error}")
+            say(f"OUT OF DATE: '{mutant.name}': {error}")
     heads = f"{'found by':14} {'profile':9} {'seed':>5} {'step':>5} {'calls':>8} {'built':>6} {'found':>6}"
-    print(f"{'planted bug':64} {heads}")
+    say(f"{'planted bug':64} {heads}")
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        waiting = [pool.submit(look_for, mutant, number, options) for number, (_, mutant) in enumerate(chosen)]
+        numbered = {number: mutant for number, (_, mutant) in enumerate(chosen, 1) if is_current(mutant)}
+        programs = Programs(numbered, "-O0" if options.short else "-O1")
+        list(pool.map(programs.build, dict.fromkeys(mutant.finder for _, mutant in chosen)))
+        waiting = [pool.submit(look_for, mutant, number, options, programs) for number, (_, mutant) in enumerate(chosen, 1)]
         for (promise, mutant), result in zip(chosen, waiting):
             if promise != last_promise:
-                print(f"{promise}")
+                say(f"{promise}")
                 last_promise = promise
             try:
                 status, said, operations, built, looked = result.result()
             except OutOfDate as error:
                 out_of_date += 1
-                print(f"  OUT OF DATE: {error}", flush=True)
-                if record:
-                    record.note(f"OUT OF DATE  {mutant.name}")
+                say(f"  OUT OF DATE: {error}")
                 continue
             if status == 1 and mutant.finder not in FINDERS:
                 finding = failed_test_in(said)
@@ -417,17 +409,14 @@ def main():
                 finding = ""
                 ended = {None: "NOT FOUND in time", 0: "NOT FOUND"}.get(status, f"ENDED WITH {status}")
                 cells = f"{ended:45}"
-            print(f"  {mutant.name:62} {cells} {built:5.1f}s {looked:5.1f}s", flush=True)
-            if record:
-                said = "found" if status == 1 else "NOT FOUND"
-                record.note(f"{said:9} {built + looked:5.0f} s  {mutant.name}  by {' '.join(cells.split())}")
+            say(f"  {mutant.name:62} {cells} {built:5.1f}s {looked:5.1f}s")
             if options.v and finding:
-                print(f"      {finding[:200]}")
+                say(f"      {finding[:200]}")
     # The short list runs on a tree that has already passed the simulation.
-    clean = True if options.short else passes_as_it_is(options, finders)
+    clean = True if options.short else passes_as_it_is(options, programs)
     if not options.short:
-        print(f"without a planted bug: {'passes' if clean else 'FAILS'} the same {options.seeds} seeds")
-    print(
+        say(f"without a planted bug: {'passes' if clean else 'FAILS'} the same {options.seeds} seeds")
+    say(
         f"{found} of {planted} planted bugs found, the most hidden one by seed {last_seed},"
         f" in {time.monotonic() - start:.0f} s"
     )
@@ -436,9 +425,7 @@ def main():
         f"evidence: mutants planted={planted} found={found} out_of_date={out_of_date} unmutated={tree}"
         f" seeds={options.seeds} last_seed={last_seed} seconds={time.monotonic() - start:.0f}"
     )
-    print(line)
-    if record and planted == sum(map(len, PLANTED.values())):
-        record.note(line)
+    say(line)
     return 2 if out_of_date else 0 if found == planted and clean else 1
 
 

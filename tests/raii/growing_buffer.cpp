@@ -2,11 +2,14 @@
 // raii/growing_buffer: an array that grows at one address, and the pool's blocks that follow each other.
 #include "tarn/raii/growing_buffer.hpp"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -67,6 +70,18 @@ struct machine_and_pool {
         memory(sim_pages(machine.driver(device_id{0})) | pool | tracked{}),
         stream(memory.driver()) {}
   using buffer_type = growing_buffer<float, stack<sim_pages, pooled, tracked>>;
+};
+
+/// A driver that calls a function once, at the next call that unmaps pages.
+struct driver_at_unmap : sim_driver {
+  driver_at_unmap(sim_driver const& driver, std::function<void()>& next) : sim_driver(driver), next_(&next) {}
+  status unmap_pages(void* p, std::size_t bytes) const noexcept {
+    if (auto const once = std::exchange(*next_, nullptr)) once();
+    return sim_driver::unmap_pages(p, bytes);
+  }
+
+ private:
+  std::function<void()>* next_;
 };
 
 }  // namespace
@@ -316,6 +331,61 @@ TEST_CASE("growth over elements that another stream still uses waits for it",
   CHECK(memory_allocated(memory) == 0);
   memory.empty_cache();
   CHECK(machine.findings().empty());
+}
+
+TEST_CASE("growth over memory that another stream has freed meanwhile is ordered after its work",
+          "[raii][pages][growing_buffer]") {
+  sim_machine machine{{.capacity = 24_MiB,
+                       .taken = 0,
+                       .backing = sim_backing::address_only,
+                       .checks = sim_checks::stream_order}};
+  sim_driver const driver = machine.driver(device_id{0});
+  auto memory = sim_pages(driver) | pooled{} | tracked{};
+  basic_stream<sim_driver> const stream(driver);
+  basic_stream<sim_driver> const other(driver);
+  growing_buffer<float, decltype(memory)> buffer(memory, 1024 * per_mib, stream, {8_MiB});
+  for (std::size_t size = 8; size <= 24; size += 8) buffer.resize(size * per_mib);
+  buffer.resize(8 * per_mib);
+  buffer.shrink_to_fit();
+  // Both are in handles that the buffer still maps. The thread's cache keeps the one that is freed last.
+  auto first = make_device_buffer<float>(memory, 8 * per_mib, other);
+  auto second = make_device_buffer<float>(memory, 8 * per_mib, other);
+  for (auto* block : {&second, &first}) {
+    machine.allocated(block->data(), 8_MiB, other);
+    REQUIRE(driver.launch(other, 1'000'000, {sim_writes(block->data(), 8_MiB)}).ok());
+    machine.freed(block->data(), 8_MiB, other);
+    block->reset();
+  }
+  buffer.resize(16 * per_mib);
+  machine.allocated(buffer.data(), 16_MiB, stream);
+  REQUIRE(driver.launch(stream, 1'000, {sim_writes(buffer.data(), 16_MiB)}).ok());
+  CHECK(machine.findings().empty());
+}
+
+TEST_CASE("growth does not take what another thread takes while pages are unmapped for it",
+          "[raii][pages][growing_buffer][threads]") {
+  sim_machine machine{{.capacity = 36_MiB, .taken = 0}};
+  std::function<void()> at_unmap;
+  auto memory = basic_pages<driver_at_unmap>(driver_at_unmap(machine.driver(device_id{0}), at_unmap)) |
+                pooled{} | tracked{};
+  basic_stream<driver_at_unmap> const stream(memory.driver());
+  growing_buffer<float, decltype(memory)> buffer(memory, 1024 * per_mib, stream, {8_MiB});
+  for (std::size_t size = 8; size <= 24; size += 8) buffer.resize(size * per_mib);
+  buffer.resize(8 * per_mib);
+  buffer.shrink_to_fit();
+  std::array<void*, 2> const blocks{memory.allocate(stream, 8_MiB), memory.allocate(stream, 8_MiB)};
+  memory.deallocate(stream, memory.allocate(stream, 12_MiB), 12_MiB);
+  memory.deallocate(stream, blocks[0], 8_MiB);
+  void* taken = nullptr;
+  at_unmap = [&] { std::thread([&] { taken = memory.allocate(stream, 8_MiB); }).join(); };
+  // It still maps a free handle, and behind it one that is in use, which it unmaps first.
+  CHECK_THROWS_AS(buffer.resize(24 * per_mib), out_of_memory);
+  REQUIRE(taken != nullptr);
+  CHECK(memory_allocated(memory) == 24_MiB);
+  memory.deallocate(stream, taken, 8_MiB);
+  memory.deallocate(stream, blocks[1], 8_MiB);
+  buffer.resize(24 * per_mib);
+  CHECK(memory_allocated(memory) == 24_MiB);
 }
 
 TEST_CASE("what a capture has used of a growing buffer is kept for its graph",
