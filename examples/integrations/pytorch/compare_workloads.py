@@ -388,10 +388,41 @@ def detection(steps, rng):
     yield from train(model, steps, rng, loss_of)
 
 
+def radiance_train(steps, rng):
+    """A radiance field: rays march through a grid, and only their samples in occupied cells reach the network. How many there are
+    changes with every step, as do the rays; every fourth step asks the network for the density of all cells, in parts."""
+    field = nn.Sequential(nn.Linear(63, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4)).cuda()
+    scales = 2.0 ** torch.arange(10, device="cuda")
+
+    def values_at(points):
+        waves = (points[:, None, :] * scales[:, None]).flatten(1)
+        return field(torch.cat([points, waves.sin(), waves.cos()], 1)).float()
+
+    def loss_of(step):
+        occupied = torch.rand(64, 64, 64, device="cuda") < rng.uniform(0.05, 0.3)
+        rays, depth = rng.randrange(2048, 8192), torch.linspace(0, 1.5, 128, device="cuda")
+        ways = F.normalize(torch.randn(rays, 3, device="cuda"), dim=1)
+        points = 0.1 * torch.rand(rays, 1, 3, device="cuda") + ways[:, None, :] * depth[:, None]
+        cells = ((points + 1) * 32).long().clamp(0, 63)
+        inside = occupied[cells[..., 0], cells[..., 1], cells[..., 2]]
+        values = points.new_zeros(rays, 128, 4).masked_scatter(inside[..., None], values_at(points[inside]))
+        opacity = 1 - torch.exp(-F.relu(values[..., 3]) / 85)
+        passed = torch.cumprod(1 - opacity + 1e-6, 1)
+        colour = ((opacity * passed)[..., None] * values[..., :3].sigmoid()).sum(1)
+        if step % 4 == 3:
+            with torch.no_grad():
+                for part in torch.rand(64**3, 3, device="cuda").split(32768 + 1024 * rng.randrange(32)):
+                    values_at(part)
+        return F.mse_loss(colour, torch.rand(rays, 3, device="cuda"))
+
+    yield from train(field, steps, rng, loss_of)
+
+
 WORKLOADS = {
     f.__name__: f
     for f in (
         transformer_train, cnn_train, moe_train, unet_train, detection, bert_recompute, gcn_sampled, llm_decode, prefetch,
+        radiance_train,
     )
 }  # fmt: skip
 
