@@ -46,7 +46,7 @@ TEST_CASE("address_space keeps the home ranges of each zone and the views apart"
   CHECK(d.a.ranges[v].address >= divided::base + divided::bytes / 2);
 }
 
-TEST_CASE("address_space::give_back makes a range available again and coalesces holes",
+TEST_CASE("address_space::put makes a range available again and coalesces holes",
           "[pool][address_space]") {
   divided d;
   zone const where = zone::larger;
@@ -64,7 +64,7 @@ TEST_CASE("address_space::give_back makes a range available again and coalesces 
   CHECK(d.a.ranges[all].address == divided::base + 128_MiB * static_cast<std::size_t>(where));
 }
 
-TEST_CASE("address_space::give_back returns a range to the zone of its address, not its current zone",
+TEST_CASE("address_space::put returns a range to the zone of its address, not its current zone",
           "[pool][address_space]") {
   divided d;
   range_ref const r = d.home(zone::larger, 128_MiB);
