@@ -59,7 +59,7 @@ class stl_allocator {
     }));
   }
   void deallocate(T* p, std::size_t count) noexcept {
-    detail::give_back_sync(memory_, p, count * sizeof(T), alignof(T));
+    detail::free_block_sync(memory_, p, count * sizeof(T), alignof(T));
   }
 
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }

@@ -89,7 +89,7 @@ class thrust_allocator {
     })));
   }
   void deallocate(pointer p, size_type count) noexcept {
-    detail::give_back(memory_, stream_, thrust::raw_pointer_cast(p), count * sizeof(T), alignment());
+    detail::free_block(memory_, stream_, thrust::raw_pointer_cast(p), count * sizeof(T), alignment());
   }
 
   [[nodiscard]] TARN_HOST_DEVICE Resource const& resource() const noexcept { return memory_; }
@@ -151,7 +151,7 @@ class thrust_temporaries {
     }));
   }
   void deallocate(char* p, std::size_t bytes) noexcept {
-    detail::give_back(memory_, stream_, p, bytes, default_alignment);
+    detail::free_block(memory_, stream_, p, bytes, default_alignment);
   }
 
  private:

@@ -250,7 +250,7 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource, 
     return called([&] { return memory_.allocate_sync(bytes, alignment); });
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    detail::give_back_sync(memory_, p, bytes, alignment);
+    detail::free_block_sync(memory_, p, bytes, alignment);
   }
   [[nodiscard]] void* allocate(::cuda::stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment) {
@@ -258,21 +258,21 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource, 
   }
   void deallocate(::cuda::stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
-    detail::give_back(memory_, stream_ref(stream.get()), p, bytes, alignment);
+    detail::free_block(memory_, stream_ref(stream.get()), p, bytes, alignment);
   }
 #else
   [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = default_alignment) {
     return called([&] { return memory_.allocate_sync(bytes, alignment); });
   }
   void deallocate(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    detail::give_back_sync(memory_, p, bytes, alignment);
+    detail::free_block_sync(memory_, p, bytes, alignment);
   }
   [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream) {
     return called([&] { return memory_.allocate(stream_ref(stream.get()), bytes, alignment); });
   }
   void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
                         ::cuda::stream_ref stream) noexcept {
-    detail::give_back(memory_, stream_ref(stream.get()), p, bytes, alignment);
+    detail::free_block(memory_, stream_ref(stream.get()), p, bytes, alignment);
   }
 #endif
 

@@ -39,7 +39,7 @@ class pmr_resource final : public std::pmr::memory_resource {
         detail::unknown_place(), [&] { return memory_.allocate_sync(at_least_one(bytes), alignment); });
   }
   void do_deallocate(void* p, std::size_t bytes, std::size_t alignment) override {
-    detail::give_back_sync(memory_, p, at_least_one(bytes), alignment);
+    detail::free_block_sync(memory_, p, at_least_one(bytes), alignment);
   }
   [[nodiscard]] bool do_is_equal(std::pmr::memory_resource const& other) const noexcept override {
     auto const* const same = dynamic_cast<pmr_resource const*>(&other);

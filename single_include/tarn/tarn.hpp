@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_3ef20ec5
+#define TARN_NAMESPACE tarn::inline v0_2_0_e833d0a8
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1472,7 +1472,7 @@ class place_table {
     return thread_places;
   }
   /// What the thread did at this place happens before what the next one does there.
-  void give_back(unsigned place) noexcept {
+  void give(unsigned place) noexcept {
     taken_.fetch_and(~(std::uint32_t{1} << place), std::memory_order_release);
   }
 
@@ -1501,7 +1501,7 @@ class place_holder {
     if (this_thread_place.table == nullptr) return;
     unsigned const place = this_thread_place.index;
     this_thread_place = {};
-    places_of_threads.give_back(place);
+    places_of_threads.give(place);
   }
 
   /// Takes a place for the calling thread, which has none, if one is free.
@@ -3091,13 +3091,13 @@ TARN_ALWAYS_INLINE Resource& required(Resource& memory, source_location where = 
 /// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record
 /// places record that of a scope around it, or none.
 template <class Resource>
-void give_back(Resource& memory, stream_ref stream, void* p, std::size_t bytes,
-               std::size_t alignment) noexcept {
+void free_block(Resource& memory, stream_ref stream, void* p, std::size_t bytes,
+                std::size_t alignment) noexcept {
   [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
   memory.deallocate(stream, p, bytes, alignment);
 }
 template <class Resource>
-void give_back_sync(Resource& memory, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+void free_block_sync(Resource& memory, void* p, std::size_t bytes, std::size_t alignment) noexcept {
   [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
   memory.deallocate_sync(p, bytes, alignment);
 }
@@ -21924,7 +21924,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   /// never given back.
   ~fallback_layer() {
     if (deferred_count_.load(std::memory_order_relaxed) != 0)
-      give_back_deferred(detail::wait_past_captures<typename base::driver_type>);
+      free_deferred(detail::wait_past_captures<typename base::driver_type>);
   }
 
   /// @throws out_of_memory  both refused; the error is the fallback's
@@ -21950,8 +21950,8 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     if (used_.erase(p) && detail::is_capture_error(detail::wait_for_all_work(driver()))) [[unlikely]]
       return defer(r, p);
     if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-      give_back_deferred(detail::wait_for_all_work<typename base::driver_type>);
-    give_back(r, p, next);
+      free_deferred(detail::wait_for_all_work<typename base::driver_type>);
+    free_block(r, p, next);
   }
 
   // Pool calls reach both resources, as each call of core/pool_call.hpp says.
@@ -21999,14 +21999,14 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     request freed;
     void* p = nullptr;
   };
-  void give_back(request const& r, void* p, next_layer<Upstream> const& next) noexcept {
+  void free_block(request const& r, void* p, next_layer<Upstream> const& next) noexcept {
     if (blocks_.erase(p)) {
       next_layer(other_).deallocate(r, p);
     } else {
       next.deallocate(r, p);
     }
   }
-  /// Without host memory to record it, the block is never given back.
+  /// Without host memory to record it, the block is never freed.
   TARN_NOINLINE void defer(request const& r, void* p) noexcept {
     detail::scoped_lock const guard(deferred_mutex_);
     try {
@@ -22015,9 +22015,9 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     } catch (...) {
     }
   }
-  /// Gives back the deferred blocks, after the device's work.
+  /// Frees the deferred blocks, after the device's work.
   template <class Wait>
-  TARN_NOINLINE void give_back_deferred(Wait const& wait) noexcept {
+  TARN_NOINLINE void free_deferred(Wait const& wait) noexcept {
     detail::sequence<deferred_block> blocks;
     {
       detail::scoped_lock const guard(deferred_mutex_);
@@ -22029,7 +22029,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
       if (may_not) {
         defer(b.freed, b.p);
       } else {
-        give_back(b.freed, b.p, next_layer<Upstream>(this->upstream()));
+        free_block(b.freed, b.p, next_layer<Upstream>(this->upstream()));
       }
     }
   }
@@ -24777,7 +24777,7 @@ class owned_elements {
   /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one
   /// deallocation.
   void reset() noexcept {
-    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
+    if (data_ != nullptr) detail::free_block(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
     data_ = nullptr;
     size_ = capacity_ = 0;
   }
@@ -25254,7 +25254,7 @@ class device_ptr {
     pointer const old = std::exchange(p_, p);
     std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
     if (old == nullptr) return;
-    detail::give_back(memory_, stream_, block_of(old), old_count * sizeof(element_type), alignment());
+    detail::free_block(memory_, stream_, block_of(old), old_count * sizeof(element_type), alignment());
   }
 
   Resource memory_;

@@ -673,7 +673,7 @@ class pinned_slots {
   }
   pinned_slots& operator=(pinned_slots&&) = delete;
   ~pinned_slots() {
-    for (T* const p : slots_) give_back_sync(memory_, p, bytes_, alignment);
+    for (T* const p : slots_) free_block_sync(memory_, p, bytes_, alignment);
   }
 
   [[nodiscard]] std::span<T> operator[](std::size_t slot) const noexcept { return {slots_[slot], elements_}; }
@@ -1549,12 +1549,12 @@ template <class Owner>
 
 /// Frees an owner's block in the order of `stream`, which must be ordered behind all work that uses it.
 template <freeable Owner>
-void give_back_on(Owner& owner, stream_ref stream) noexcept {
+void free_block_on(Owner& owner, stream_ref stream) noexcept {
   std::size_t const count = block_elements(owner);
   auto* const p = owner.release();
   if (p == nullptr) return;
   typename Owner::resource_type memory = owner.resource();
-  give_back(memory, stream, p, count * sizeof(*p), owner.alignment());
+  free_block(memory, stream, p, count * sizeof(*p), owner.alignment());
 }
 
 /// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one
@@ -1590,7 +1590,7 @@ void free_on(detail::stream_at last_user, earlier_work earlier, Owners&&... owne
     ((stream = identified(owners.resource(), stream)), ...);
     if (earlier == earlier_work::wait_for) detail::order_behind(stream, owners...);
   });
-  (detail::give_back_on(owners, stream), ...);
+  (detail::free_block_on(owners, stream), ...);
 }
 template <class... Owners>
   requires(sizeof...(Owners) != 0 && (freeable<std::remove_reference_t<Owners>> && ...))
@@ -1658,7 +1658,7 @@ class evict_scope {
         slots_(slot<Buffers>{&buffers, nullptr, 0}...),
         stream_(identified(driver(), stream.stream, stream.where)) {
     detail::called_from(stream.where, [&] { evict(buffers...); });
-    (detail::give_back_on(buffers, stream_), ...);
+    (detail::free_block_on(buffers, stream_), ...);
   }
   evict_scope& operator=(evict_scope&&) = delete;
   /// Restores what is still on the host. Never throws; see above for failures.
@@ -1837,7 +1837,7 @@ class evict_scope {
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
     void* const host = std::exchange(s.host, nullptr);
-    detail::give_back(pinned_, stream_, host, s.bytes(), alignment_of(s));
+    detail::free_block(pinned_, stream_, host, s.bytes(), alignment_of(s));
   }
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
@@ -3316,7 +3316,7 @@ class scratch {
   void give_from(std::size_t first) noexcept {
     while (chunks_.size() > first) {
       chunk const& c = chunks_.back();
-      detail::give_back(memory_, stream_, c.p, c.bytes, c.alignment);
+      detail::free_block(memory_, stream_, c.p, c.bytes, c.alignment);
       chunks_.pop_back();
     }
   }

@@ -17,8 +17,8 @@ TEST_CASE("place_table::take returns the lowest free place, and thread_places wh
   place_table table;
   for (unsigned i = 0; i < thread_places; ++i) CHECK(table.take() == i);
   CHECK(table.take() == thread_places);
-  table.give_back(31);
-  table.give_back(7);
+  table.give(31);
+  table.give(7);
   CHECK(table.take() == 7);
   CHECK(table.take() == 31);
   CHECK(table.take() == thread_places);

@@ -261,13 +261,13 @@ TARN_ALWAYS_INLINE Resource& required(Resource& memory, source_location where = 
 /// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record
 /// places record that of a scope around it, or none.
 template <class Resource>
-void give_back(Resource& memory, stream_ref stream, void* p, std::size_t bytes,
-               std::size_t alignment) noexcept {
+void free_block(Resource& memory, stream_ref stream, void* p, std::size_t bytes,
+                std::size_t alignment) noexcept {
   [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
   memory.deallocate(stream, p, bytes, alignment);
 }
 template <class Resource>
-void give_back_sync(Resource& memory, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+void free_block_sync(Resource& memory, void* p, std::size_t bytes, std::size_t alignment) noexcept {
   [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
   memory.deallocate_sync(p, bytes, alignment);
 }

@@ -55,7 +55,7 @@ class place_table {
     return thread_places;
   }
   /// What the thread did at this place happens before what the next one does there.
-  void give_back(unsigned place) noexcept {
+  void give(unsigned place) noexcept {
     taken_.fetch_and(~(std::uint32_t{1} << place), std::memory_order_release);
   }
 
@@ -84,7 +84,7 @@ class place_holder {
     if (this_thread_place.table == nullptr) return;
     unsigned const place = this_thread_place.index;
     this_thread_place = {};
-    places_of_threads.give_back(place);
+    places_of_threads.give(place);
   }
 
   /// Takes a place for the calling thread, which has none, if one is free.

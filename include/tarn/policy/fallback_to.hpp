@@ -63,7 +63,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   /// never given back.
   ~fallback_layer() {
     if (deferred_count_.load(std::memory_order_relaxed) != 0)
-      give_back_deferred(detail::wait_past_captures<typename base::driver_type>);
+      free_deferred(detail::wait_past_captures<typename base::driver_type>);
   }
 
   /// @throws out_of_memory  both refused; the error is the fallback's
@@ -89,8 +89,8 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     if (used_.erase(p) && detail::is_capture_error(detail::wait_for_all_work(driver()))) [[unlikely]]
       return defer(r, p);
     if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-      give_back_deferred(detail::wait_for_all_work<typename base::driver_type>);
-    give_back(r, p, next);
+      free_deferred(detail::wait_for_all_work<typename base::driver_type>);
+    free_block(r, p, next);
   }
 
   // Pool calls reach both resources, as each call of core/pool_call.hpp says.
@@ -138,14 +138,14 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     request freed;
     void* p = nullptr;
   };
-  void give_back(request const& r, void* p, next_layer<Upstream> const& next) noexcept {
+  void free_block(request const& r, void* p, next_layer<Upstream> const& next) noexcept {
     if (blocks_.erase(p)) {
       next_layer(other_).deallocate(r, p);
     } else {
       next.deallocate(r, p);
     }
   }
-  /// Without host memory to record it, the block is never given back.
+  /// Without host memory to record it, the block is never freed.
   TARN_NOINLINE void defer(request const& r, void* p) noexcept {
     detail::scoped_lock const guard(deferred_mutex_);
     try {
@@ -154,9 +154,9 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     } catch (...) {
     }
   }
-  /// Gives back the deferred blocks, after the device's work.
+  /// Frees the deferred blocks, after the device's work.
   template <class Wait>
-  TARN_NOINLINE void give_back_deferred(Wait const& wait) noexcept {
+  TARN_NOINLINE void free_deferred(Wait const& wait) noexcept {
     detail::sequence<deferred_block> blocks;
     {
       detail::scoped_lock const guard(deferred_mutex_);
@@ -168,7 +168,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
       if (may_not) {
         defer(b.freed, b.p);
       } else {
-        give_back(b.freed, b.p, next_layer<Upstream>(this->upstream()));
+        free_block(b.freed, b.p, next_layer<Upstream>(this->upstream()));
       }
     }
   }

@@ -164,7 +164,7 @@ class device_ptr {
     pointer const old = std::exchange(p_, p);
     std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
     if (old == nullptr) return;
-    detail::give_back(memory_, stream_, block_of(old), old_count * sizeof(element_type), alignment());
+    detail::free_block(memory_, stream_, block_of(old), old_count * sizeof(element_type), alignment());
   }
 
   Resource memory_;

@@ -62,7 +62,7 @@ class owned_elements {
   /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one
   /// deallocation.
   void reset() noexcept {
-    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
+    if (data_ != nullptr) detail::free_block(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
     data_ = nullptr;
     size_ = capacity_ = 0;
   }

@@ -80,7 +80,7 @@ class evict_scope {
         slots_(slot<Buffers>{&buffers, nullptr, 0}...),
         stream_(identified(driver(), stream.stream, stream.where)) {
     detail::called_from(stream.where, [&] { evict(buffers...); });
-    (detail::give_back_on(buffers, stream_), ...);
+    (detail::free_block_on(buffers, stream_), ...);
   }
   evict_scope& operator=(evict_scope&&) = delete;
   /// Restores what is still on the host. Never throws; see above for failures.
@@ -259,7 +259,7 @@ class evict_scope {
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
     void* const host = std::exchange(s.host, nullptr);
-    detail::give_back(pinned_, stream_, host, s.bytes(), alignment_of(s));
+    detail::free_block(pinned_, stream_, host, s.bytes(), alignment_of(s));
   }
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });

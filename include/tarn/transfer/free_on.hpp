@@ -53,12 +53,12 @@ template <class Owner>
 
 /// Frees an owner's block in the order of `stream`, which must be ordered behind all work that uses it.
 template <freeable Owner>
-void give_back_on(Owner& owner, stream_ref stream) noexcept {
+void free_block_on(Owner& owner, stream_ref stream) noexcept {
   std::size_t const count = block_elements(owner);
   auto* const p = owner.release();
   if (p == nullptr) return;
   typename Owner::resource_type memory = owner.resource();
-  give_back(memory, stream, p, count * sizeof(*p), owner.alignment());
+  free_block(memory, stream, p, count * sizeof(*p), owner.alignment());
 }
 
 /// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one
@@ -94,7 +94,7 @@ void free_on(detail::stream_at last_user, earlier_work earlier, Owners&&... owne
     ((stream = identified(owners.resource(), stream)), ...);
     if (earlier == earlier_work::wait_for) detail::order_behind(stream, owners...);
   });
-  (detail::give_back_on(owners, stream), ...);
+  (detail::free_block_on(owners, stream), ...);
 }
 template <class... Owners>
   requires(sizeof...(Owners) != 0 && (freeable<std::remove_reference_t<Owners>> && ...))

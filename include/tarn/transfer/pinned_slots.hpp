@@ -33,7 +33,7 @@ class pinned_slots {
   }
   pinned_slots& operator=(pinned_slots&&) = delete;
   ~pinned_slots() {
-    for (T* const p : slots_) give_back_sync(memory_, p, bytes_, alignment);
+    for (T* const p : slots_) free_block_sync(memory_, p, bytes_, alignment);
   }
 
   [[nodiscard]] std::span<T> operator[](std::size_t slot) const noexcept { return {slots_[slot], elements_}; }

@@ -210,7 +210,7 @@ class scratch {
   void give_from(std::size_t first) noexcept {
     while (chunks_.size() > first) {
       chunk const& c = chunks_.back();
-      detail::give_back(memory_, stream_, c.p, c.bytes, c.alignment);
+      detail::free_block(memory_, stream_, c.p, c.bytes, c.alignment);
       chunks_.pop_back();
     }
   }
