@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_e833d0a8
+#define TARN_NAMESPACE tarn::inline v0_2_0_8dcf161e
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -7916,7 +7916,7 @@ using number_in = Value Statistics::*;
 
 namespace TARN_NAMESPACE {
 
-/// PyTorch's three groups; a block is small up to 1 MiB.
+/// PyTorch's three groups; a block is small up to tracked_layer::small_limit.
 enum class block_group : std::uint8_t { all, smaller, larger };
 
 /// Statistics of the blocks that were handed out; each array is indexed by block_group.
@@ -8122,6 +8122,121 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
 };
 
 }  // namespace TARN_NAMESPACE::detail
+// ---- tarn/pool/arena/size_class.hpp
+// Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized
+// deallocation needs no lookup because of it.
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace TARN_NAMESPACE::detail {
+
+/// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
+inline constexpr std::size_t range_grain = 512;
+
+/// Blocks up to this size, bytes, are cut from runs. They are most calls (56-94 % in the recorded traces) and
+/// together at most 0.1 % of the live bytes, so a partly filled run has no visible cost.
+inline constexpr std::size_t run_limit = 32_KiB;
+
+/// Blocks up to this size, bytes, have a size class and thus a magazine; larger ones keep their exact size.
+/// In the recorded traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25
+/// % costs at most 0.07 %. Also what statistics call a small block, as PyTorch does, and the zone of a
+/// handle.
+inline constexpr std::size_t class_limit = 1_MiB;
+
+/// Steps of 256 B to 2 KiB, then 8 steps per doubling to 32 KiB, then 16 to 1 MiB.
+inline constexpr unsigned run_class_count = 40;
+inline constexpr unsigned class_count = 120;
+
+/// The class of a request of 1 to class_limit bytes. A few instructions and no table; inlined, since a call
+/// would add 7 more to the path to a magazine.
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned class_of(std::size_t bytes) noexcept {
+  std::size_t const last = bytes - 1;
+  if (last < 2048) return static_cast<unsigned>(last >> 8);
+  auto const exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
+  if (exponent < 15) return 8 + (exponent - 11) * 8 + static_cast<unsigned>((last >> (exponent - 3)) & 7);
+  return 40 + (exponent - 15) * 16 + static_cast<unsigned>((last >> (exponent - 4)) & 15);
+}
+
+/// Bytes of every block of a class.
+[[nodiscard]] constexpr std::size_t compute_class_bytes(unsigned size_class) noexcept {
+  if (size_class < 8) return (size_class + std::size_t{1}) << 8;
+  if (size_class < 40) {
+    unsigned const step = size_class - 8;
+    return (9 + std::size_t{step % 8}) << (8 + step / 8);
+  }
+  unsigned const step = size_class - 40;
+  return (17 + std::size_t{step % 16}) << (11 + step / 16);
+}
+
+inline constexpr auto class_bytes_table = [] {
+  std::array<std::uint32_t, class_count> table{};
+  for (unsigned k = 0; k < class_count; ++k) table[k] = static_cast<std::uint32_t>(compute_class_bytes(k));
+  return table;
+}();
+
+[[nodiscard]] constexpr std::size_t class_bytes(unsigned size_class) noexcept {
+  return class_bytes_table[size_class];
+}
+
+/// Whether a request has a size class; others keep their exact size. None has 0 bytes, which only a wrong
+/// deallocation names.
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
+  return alignment <= default_alignment && bytes - 1 < class_limit;
+}
+
+/// The block that serves a request, for callers that use the numbers several times.
+struct block_size {
+  std::size_t bytes = 0;
+  unsigned size_class = class_count;  ///< class_count if none
+
+  constexpr block_size() noexcept = default;
+  /// Pure. `asked` is not 0.
+  TARN_ALWAYS_INLINE constexpr block_size(std::size_t asked, std::size_t alignment) noexcept {
+    if (tarn::detail::has_class(asked, alignment)) [[likely]] {
+      size_class = class_of(asked);
+      bytes = class_bytes(size_class);
+    } else {
+      bytes = align_up(asked, range_grain);
+    }
+  }
+  [[nodiscard]] constexpr bool has_class() const noexcept { return size_class != class_count; }
+  [[nodiscard]] constexpr unsigned its_class() const noexcept { return size_class; }
+  [[nodiscard]] constexpr std::size_t bytes_in(unsigned) const noexcept { return bytes; }
+  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return bytes; }
+};
+/// The same, computed where it is used: fewer instructions for a caller that uses each number once. The
+/// alignment is at most default_alignment.
+struct lazy_block_size {
+  std::size_t asked;
+
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept {
+    return asked - 1 < class_limit;
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned its_class() const noexcept { return class_of(asked); }
+  [[nodiscard]] constexpr std::size_t bytes_in(unsigned size_class) const noexcept {
+    return class_bytes(size_class);
+  }
+  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return align_up(asked, range_grain); }
+};
+
+/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and
+/// sized deallocation agree without a lookup.
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr std::size_t rounded_bytes(std::size_t bytes,
+                                                                     std::size_t alignment) noexcept {
+  return bytes == 0 ? 0 : block_size(bytes, alignment).bytes;
+}
+
+/// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their
+/// gradients, start on a multiple if possible: then the free memory next to them is whole granules.
+inline constexpr std::size_t usual_granule = 2_MiB;
+
+static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
+static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
+
+}  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE::detail {
 
@@ -8134,7 +8249,7 @@ class tracked_numbers {
       : table_(peak_error != 0 ? &places_of_threads : nullptr) {
     auto const bytes = static_cast<std::int64_t>(min_of(peak_error, std::size_t{1} << 60));
     // A call that another thread has overtaken may add a small block to what its slot differs by.
-    std::int64_t const most = bytes < std::int64_t{1_MiB} ? bytes / 2 : bytes;
+    std::int64_t const most = bytes < std::int64_t{class_limit} ? bytes / 2 : bytes;
     bound_ = {max_of(bytes / bytes_per_block, std::int64_t{1}), most, most};
   }
 
@@ -8476,120 +8591,6 @@ class tracked_numbers {
 };
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/pool/arena/size_class.hpp
-// Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized
-// deallocation needs no lookup because of it.
-
-#include <array>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
-inline constexpr std::size_t range_grain = 512;
-
-/// Blocks up to this size, bytes, are cut from runs. They are most calls (56-94 % in the recorded traces) and
-/// together at most 0.1 % of the live bytes, so a partly filled run has no visible cost.
-inline constexpr std::size_t run_limit = 32_KiB;
-
-/// Blocks up to this size, bytes, have a size class and thus a magazine; larger ones keep their exact size.
-/// In the recorded traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25
-/// % costs at most 0.07 %.
-inline constexpr std::size_t class_limit = 1_MiB;
-
-/// Steps of 256 B to 2 KiB, then 8 steps per doubling to 32 KiB, then 16 to 1 MiB.
-inline constexpr unsigned run_class_count = 40;
-inline constexpr unsigned class_count = 120;
-
-/// The class of a request of 1 to class_limit bytes. A few instructions and no table; inlined, since a call
-/// would add 7 more to the path to a magazine.
-[[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned class_of(std::size_t bytes) noexcept {
-  std::size_t const last = bytes - 1;
-  if (last < 2048) return static_cast<unsigned>(last >> 8);
-  auto const exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
-  if (exponent < 15) return 8 + (exponent - 11) * 8 + static_cast<unsigned>((last >> (exponent - 3)) & 7);
-  return 40 + (exponent - 15) * 16 + static_cast<unsigned>((last >> (exponent - 4)) & 15);
-}
-
-/// Bytes of every block of a class.
-[[nodiscard]] constexpr std::size_t compute_class_bytes(unsigned size_class) noexcept {
-  if (size_class < 8) return (size_class + std::size_t{1}) << 8;
-  if (size_class < 40) {
-    unsigned const step = size_class - 8;
-    return (9 + std::size_t{step % 8}) << (8 + step / 8);
-  }
-  unsigned const step = size_class - 40;
-  return (17 + std::size_t{step % 16}) << (11 + step / 16);
-}
-
-inline constexpr auto class_bytes_table = [] {
-  std::array<std::uint32_t, class_count> table{};
-  for (unsigned k = 0; k < class_count; ++k) table[k] = static_cast<std::uint32_t>(compute_class_bytes(k));
-  return table;
-}();
-
-[[nodiscard]] constexpr std::size_t class_bytes(unsigned size_class) noexcept {
-  return class_bytes_table[size_class];
-}
-
-/// Whether a request has a size class; others keep their exact size. None has 0 bytes, which only a wrong
-/// deallocation names.
-[[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
-  return alignment <= default_alignment && bytes - 1 < class_limit;
-}
-
-/// The block that serves a request, for callers that use the numbers several times.
-struct block_size {
-  std::size_t bytes = 0;
-  unsigned size_class = class_count;  ///< class_count if none
-
-  constexpr block_size() noexcept = default;
-  /// Pure. `asked` is not 0.
-  TARN_ALWAYS_INLINE constexpr block_size(std::size_t asked, std::size_t alignment) noexcept {
-    if (tarn::detail::has_class(asked, alignment)) [[likely]] {
-      size_class = class_of(asked);
-      bytes = class_bytes(size_class);
-    } else {
-      bytes = align_up(asked, range_grain);
-    }
-  }
-  [[nodiscard]] constexpr bool has_class() const noexcept { return size_class != class_count; }
-  [[nodiscard]] constexpr unsigned its_class() const noexcept { return size_class; }
-  [[nodiscard]] constexpr std::size_t bytes_in(unsigned) const noexcept { return bytes; }
-  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return bytes; }
-};
-/// The same, computed where it is used: fewer instructions for a caller that uses each number once. The
-/// alignment is at most default_alignment.
-struct lazy_block_size {
-  std::size_t asked;
-
-  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept {
-    return asked - 1 < class_limit;
-  }
-  [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned its_class() const noexcept { return class_of(asked); }
-  [[nodiscard]] constexpr std::size_t bytes_in(unsigned size_class) const noexcept {
-    return class_bytes(size_class);
-  }
-  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return align_up(asked, range_grain); }
-};
-
-/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and
-/// sized deallocation agree without a lookup.
-[[nodiscard]] TARN_ALWAYS_INLINE constexpr std::size_t rounded_bytes(std::size_t bytes,
-                                                                     std::size_t alignment) noexcept {
-  return bytes == 0 ? 0 : block_size(bytes, alignment).bytes;
-}
-
-/// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their
-/// gradients, start on a multiple if possible: then the free memory next to them is whole granules.
-inline constexpr std::size_t usual_granule = 2_MiB;
-
-static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
-static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
-
-}  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE {
 
@@ -8630,8 +8631,9 @@ class tracked_layer {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  /// Blocks up to this size are small, bytes (PyTorch: kSmallSize).
-  static constexpr std::size_t small_limit = 1_MiB;
+  /// Blocks up to this size are small, bytes (PyTorch: kSmallSize). That of the pool, which counts deferred
+  /// blocks in the same two groups.
+  static constexpr std::size_t small_limit = detail::class_limit;
 
   tracked_layer()
     requires std::default_initializable<Upstream>
@@ -9976,6 +9978,13 @@ struct magazine {
   std::size_t const fit = 1_MiB / class_bytes(size_class);
   return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
 }
+static_assert(
+    [] {
+      std::size_t all = 0;
+      for (unsigned k = 0; k < class_count; ++k) all += magazine_capacity(k) * class_bytes(k);
+      return all;
+    }() <= 104_MiB,
+    "the comments here and in pool/pool.hpp state this bound");
 
 /// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
 /// at the boundary does not reach the arena every time.
@@ -14981,10 +14990,10 @@ namespace TARN_NAMESPACE::detail {
 
 /// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a
 /// small pool that already reserves its live peak, `peak` bytes with the request. There a handle of the
-/// usual size is a large part of the pool. Requests up to 1 MiB share handles anyway.
+/// usual size is a large part of the pool. Requests up to class_limit share handles anyway.
 [[nodiscard]] constexpr bool needs_finest_handles(std::size_t peak, std::size_t reserved,
                                                   std::size_t bytes) noexcept {
-  return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;
+  return peak < 512_MiB && reserved >= peak && bytes > class_limit;
 }
 
 /// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used

@@ -2568,8 +2568,8 @@ PLANTED = {
         Mutant(
             "a large pool exceeds its live peak by the finest handles",
             "pool/pages/growth_rules.hpp",
-            "return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;",
-            "return reserved >= peak && bytes > 1_MiB;",
+            "return peak < 512_MiB && reserved >= peak && bytes > class_limit;",
+            "return reserved >= peak && bytes > class_limit;",
             finder="tests/pool/growth.cpp",
         ),
         Mutant(

@@ -56,8 +56,9 @@ class tracked_layer {
   using driver_type = typename Upstream::driver_type;
   using properties = typename Upstream::properties;
 
-  /// Blocks up to this size are small, bytes (PyTorch: kSmallSize).
-  static constexpr std::size_t small_limit = 1_MiB;
+  /// Blocks up to this size are small, bytes (PyTorch: kSmallSize). That of the pool, which counts deferred
+  /// blocks in the same two groups.
+  static constexpr std::size_t small_limit = detail::class_limit;
 
   tracked_layer()
     requires std::default_initializable<Upstream>

@@ -31,7 +31,6 @@
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
-#include "tarn/core/bytes.hpp"
 #include "tarn/core/combining_lock.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
@@ -40,6 +39,7 @@
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/policy/tracked_slot.hpp"
+#include "tarn/pool/arena/size_class.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -52,7 +52,7 @@ class tracked_numbers {
       : table_(peak_error != 0 ? &places_of_threads : nullptr) {
     auto const bytes = static_cast<std::int64_t>(min_of(peak_error, std::size_t{1} << 60));
     // A call that another thread has overtaken may add a small block to what its slot differs by.
-    std::int64_t const most = bytes < std::int64_t{1_MiB} ? bytes / 2 : bytes;
+    std::int64_t const most = bytes < std::int64_t{class_limit} ? bytes / 2 : bytes;
     bound_ = {max_of(bytes / bytes_per_block, std::int64_t{1}), most, most};
   }
 

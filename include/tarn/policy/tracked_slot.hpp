@@ -16,7 +16,7 @@
 
 namespace TARN_NAMESPACE {
 
-/// PyTorch's three groups; a block is small up to 1 MiB.
+/// PyTorch's three groups; a block is small up to tracked_layer::small_limit.
 enum class block_group : std::uint8_t { all, smaller, larger };
 
 /// Statistics of the blocks that were handed out; each array is indexed by block_group.

@@ -36,6 +36,13 @@ struct magazine {
   std::size_t const fit = 1_MiB / class_bytes(size_class);
   return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
 }
+static_assert(
+    [] {
+      std::size_t all = 0;
+      for (unsigned k = 0; k < class_count; ++k) all += magazine_capacity(k) * class_bytes(k);
+      return all;
+    }() <= 104_MiB,
+    "the comments here and in pool/pool.hpp state this bound");
 
 /// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
 /// at the boundary does not reach the arena every time.

@@ -10,6 +10,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/range.hpp"
+#include "tarn/pool/arena/size_class.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -30,10 +31,10 @@ namespace TARN_NAMESPACE::detail {
 
 /// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a
 /// small pool that already reserves its live peak, `peak` bytes with the request. There a handle of the
-/// usual size is a large part of the pool. Requests up to 1 MiB share handles anyway.
+/// usual size is a large part of the pool. Requests up to class_limit share handles anyway.
 [[nodiscard]] constexpr bool needs_finest_handles(std::size_t peak, std::size_t reserved,
                                                   std::size_t bytes) noexcept {
-  return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;
+  return peak < 512_MiB && reserved >= peak && bytes > class_limit;
 }
 
 /// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used
