@@ -5,7 +5,6 @@
 
 #include "tarn/tarn.hpp"
 
-#include "tarn/core/bytes_of.hpp"
 #include "tarn/policy/accessible_from.hpp"
 #include "tarn/source/registered_host.hpp"
 #include "tarn/transfer/collect_batches.hpp"

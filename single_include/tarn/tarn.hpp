@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_8dcf161e
+#define TARN_NAMESPACE tarn::inline v0_2_0_d6537554
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -586,8 +586,9 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/core/bytes.hpp
-// Sizes and alignments: literals, rounding, and arithmetic that cannot wrap.
+// Sizes and alignments: literals, rounding, arithmetic that cannot wrap, and bytes by element type.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -1021,6 +1022,42 @@ inline constexpr std::size_t max_request_bytes = (std::numeric_limits<std::size_
     throw length_error("tarn: count * sizeof(T) overflows; ask for fewer elements");
   }
   return count * element_bytes;
+}
+
+namespace detail {
+/// Converts a count passed by a caller, signed or unsigned. @throws length_error  negative
+template <std::integral Count>
+[[nodiscard]] constexpr std::size_t checked_count(Count count) {
+  if constexpr (std::signed_integral<Count>) {
+    if (count < 0) throw length_error("tarn: a count of elements is negative");
+  }
+  return static_cast<std::size_t>(count);
+}
+}  // namespace detail
+
+/// Returns the total bytes of the given number of elements of each type, without padding:
+/// `bytes_of<float>(n)`, or one sample with its label: `bytes_of<float, std::uint8_t>(3 * 224 * 224, 1)`. A
+/// resource rounds each block up (block_bytes()).
+/// @throws length_error  more than max_request_bytes, or a negative count; does not compile in a constant
+/// expression
+template <class... T, std::integral... Count>
+  requires(sizeof...(T) != 0 && sizeof...(T) == sizeof...(Count))
+[[nodiscard]] constexpr std::size_t bytes_of(Count... counts) {
+  std::size_t sum = 0;
+  auto const add = [&](std::size_t bytes) {
+    if (bytes > max_request_bytes - sum) {
+      throw length_error("tarn: the sum of count * sizeof(T) overflows; ask for fewer elements");
+    }
+    sum += bytes;
+  };
+  (add(checked_bytes(detail::checked_count(counts), sizeof(T))), ...);
+  return sum;
+}
+
+/// Returns the number of whole elements that fit into `bytes`.
+template <class T>
+[[nodiscard]] constexpr std::size_t items_in(std::size_t bytes) noexcept {
+  return bytes / sizeof(T);
 }
 
 /// Checks an alignment passed by a caller.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tarn/core/bytes_of.hpp"
+#include "tarn/core/bytes.hpp"
 
 #include <cstdint>
 #include <limits>

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <iterator>
 
-#include "tarn/core/bytes_of.hpp"
+#include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/transfer/available_memory.hpp"
