@@ -48,7 +48,6 @@
 #include "tarn/policy/traced.hpp"
 #include "tarn/policy/tracked.hpp"
 
-#include "tarn/debug/check_all.hpp"
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/fenced.hpp"
 #include "tarn/debug/poisoned.hpp"

@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_d6537554
+#define TARN_NAMESPACE tarn::inline v0_2_0_6d989cd6
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -23025,35 +23025,9 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
 
 }  // namespace TARN_NAMESPACE
 
-// ---- tarn/debug/check_all.hpp
-// check_all() and report_leaks() of the checked layer of a stack, whatever policies are above it.
-
-#include <cstddef>
-
-namespace TARN_NAMESPACE {
-
-/// Verifies all blocks: checked_layer::check_all() (debug/checked.hpp). Returns the number of findings.
-/// @throws std::bad_alloc
-template <class Resource>
-std::size_t check_all(Resource const& memory) {
-  auto const call = [](auto& layer) -> decltype(layer.check_all()) { return layer.check_all(); };
-  static_assert(reachable<Resource, decltype(call)>,
-                "tarn: this needs checked memory; add: | tarn::checked{}");
-  return nearest(memory, call);
-}
-/// Reports live blocks: checked_layer::report_leaks() (debug/checked.hpp). Returns their number. @throws
-/// std::bad_alloc
-template <class Resource>
-std::size_t report_leaks(Resource const& memory) {
-  auto const call = [](auto& layer) -> decltype(layer.report_leaks()) { return layer.report_leaks(); };
-  static_assert(reachable<Resource, decltype(call)>,
-                "tarn: this needs checked memory; add: | tarn::checked{}");
-  return nearest(memory, call);
-}
-
-}  // namespace TARN_NAMESPACE
 // ---- tarn/debug/checked.hpp
-// checked: reports every misuse of a block, with the block's history.
+// checked: reports every misuse of a block, with the block's history; check_all() and report_leaks() ask for
+// a report now.
 //
 // Over 400 lines: one short function for each step of a call and for each kind of finding.
 
@@ -23976,6 +23950,26 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   detail::used_streams<typename Upstream::driver_type> streams_;
   detail::checked_resources::member member_{this, &checked_layer::find_in};
 };
+
+/// Verifies all blocks, see checked_layer::check_all(), whatever policies are above that layer. Returns the
+/// number of findings.
+/// @throws std::bad_alloc
+template <class Resource>
+std::size_t check_all(Resource const& memory) {
+  auto const call = [](auto& layer) -> decltype(layer.check_all()) { return layer.check_all(); };
+  static_assert(reachable<Resource, decltype(call)>,
+                "tarn: this needs checked memory; add: | tarn::checked{}");
+  return nearest(memory, call);
+}
+/// Reports live blocks, see checked_layer::report_leaks(). Returns their number.
+/// @throws std::bad_alloc
+template <class Resource>
+std::size_t report_leaks(Resource const& memory) {
+  auto const call = [](auto& layer) -> decltype(layer.report_leaks()) { return layer.report_leaks(); };
+  static_assert(reachable<Resource, decltype(call)>,
+                "tarn: this needs checked memory; add: | tarn::checked{}");
+  return nearest(memory, call);
+}
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/debug/fenced.hpp

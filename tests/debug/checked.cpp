@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/debug/checked.hpp"
-#include "tarn/debug/check_all.hpp"
 
 #include <string>
 #include <thread>

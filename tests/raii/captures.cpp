@@ -13,7 +13,6 @@
 #include "catch.hpp"
 #include "child_process.hpp"
 #include "contract/memory_access.hpp"
-#include "tarn/debug/check_all.hpp"
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/fenced.hpp"
 #include "tarn/debug/poisoned.hpp"

@@ -15,7 +15,6 @@
 #include "driver/faulty.hpp"
 #include "raii/failing_calls.hpp"
 #include "raii/kept_blocks.hpp"
-#include "tarn/debug/check_all.hpp"
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/fenced.hpp"
 #include "tarn/debug/logged.hpp"

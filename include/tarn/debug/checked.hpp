@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// checked: reports every misuse of a block, with the block's history.
+// checked: reports every misuse of a block, with the block's history; check_all() and report_leaks() ask for
+// a report now.
 //
 // Over 400 lines: one short function for each step of a call and for each kind of finding.
 
@@ -13,6 +14,7 @@
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
@@ -470,5 +472,25 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   detail::used_streams<typename Upstream::driver_type> streams_;
   detail::checked_resources::member member_{this, &checked_layer::find_in};
 };
+
+/// Verifies all blocks, see checked_layer::check_all(), whatever policies are above that layer. Returns the
+/// number of findings.
+/// @throws std::bad_alloc
+template <class Resource>
+std::size_t check_all(Resource const& memory) {
+  auto const call = [](auto& layer) -> decltype(layer.check_all()) { return layer.check_all(); };
+  static_assert(reachable<Resource, decltype(call)>,
+                "tarn: this needs checked memory; add: | tarn::checked{}");
+  return nearest(memory, call);
+}
+/// Reports live blocks, see checked_layer::report_leaks(). Returns their number.
+/// @throws std::bad_alloc
+template <class Resource>
+std::size_t report_leaks(Resource const& memory) {
+  auto const call = [](auto& layer) -> decltype(layer.report_leaks()) { return layer.report_leaks(); };
+  static_assert(reachable<Resource, decltype(call)>,
+                "tarn: this needs checked memory; add: | tarn::checked{}");
+  return nearest(memory, call);
+}
 
 }  // namespace TARN_NAMESPACE
