@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_6d989cd6
+#define TARN_NAMESPACE tarn::inline v0_2_0_5ccd42fc
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -9922,20 +9922,56 @@ struct block_batch {
 
 }  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/cache/magazine.hpp
-// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and
-// makes no driver call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
+// What one thread caches for one stream: bounded arrays of free blocks, one per size class, and a few large
+// blocks. A hit takes no lock and makes no driver call. (Name and idea: Bonwick and Adams, "Magazines and
+// Vmem", USENIX 2001.)
 
 #include <cstddef>
 #include <cstdint>
 #include <new>
 
-// ---- tarn/pool/graph/large_magazine.hpp
-// The large blocks that a thread caches for a stream that is captured.
-
-#include <cstddef>
-#include <cstdint>
-
 namespace TARN_NAMESPACE::detail {
+
+/// A stack of blocks of one class. It has no array until the first block is put in.
+struct magazine {
+  void** blocks = nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
+  std::uint32_t count = 0;
+  std::uint32_t capacity = 0;
+
+  /// The most recently added block; null if there is none. Requires an array.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
+  /// Host memory of the array, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return capacity != 0 ? (capacity + std::size_t{1}) * sizeof(void*) : 0;
+  }
+};
+
+/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that
+/// replaces blocks at random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB
+/// worth, once in 120. All magazines of one stream on one thread together hold at most 104 MiB; what is too
+/// much of the pool is returned before it grows (ladder.hpp).
+[[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
+  std::size_t const fit = 1_MiB / class_bytes(size_class);
+  return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
+}
+static_assert(
+    [] {
+      std::size_t all = 0;
+      for (unsigned k = 0; k < class_count; ++k) all += magazine_capacity(k) * class_bytes(k);
+      return all;
+    }() <= 104_MiB,
+    "the comments here and in pool/pool.hpp state this bound");
+
+/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
+/// at the boundary does not reach the arena every time.
+[[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
+  return magazine_capacity(size_class) / 2;
+}
+
+/// How much of the classes above run_limit a thread may keep of a stream when a request of such a class
+/// misses, bytes. Rows that grow from step to step never hit, and what waits for their old sizes keeps free
+/// neighbours apart. Figures are in bench/README.md, "The numbers of the growth".
+inline constexpr std::size_t most_at_miss = 2_MiB;
 
 /// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers
 /// of a network repeat the sizes of their temporaries. Unlike `large_block` they stay while others are
@@ -9988,51 +10024,6 @@ struct large_magazine {
     return sum;
   }
 };
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE::detail {
-
-/// A stack of blocks of one class. It has no array until the first block is put in.
-struct magazine {
-  void** blocks = nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
-  std::uint32_t count = 0;
-  std::uint32_t capacity = 0;
-
-  /// The most recently added block; null if there is none. Requires an array.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
-  /// Host memory of the array, bytes.
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return capacity != 0 ? (capacity + std::size_t{1}) * sizeof(void*) : 0;
-  }
-};
-
-/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that
-/// replaces blocks at random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB
-/// worth, once in 120. All magazines of one stream on one thread together hold at most 104 MiB; what is too
-/// much of the pool is returned before it grows (ladder.hpp).
-[[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
-  std::size_t const fit = 1_MiB / class_bytes(size_class);
-  return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
-}
-static_assert(
-    [] {
-      std::size_t all = 0;
-      for (unsigned k = 0; k < class_count; ++k) all += magazine_capacity(k) * class_bytes(k);
-      return all;
-    }() <= 104_MiB,
-    "the comments here and in pool/pool.hpp state this bound");
-
-/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates
-/// at the boundary does not reach the arena every time.
-[[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
-  return magazine_capacity(size_class) / 2;
-}
-
-/// How much of the classes above run_limit a thread may keep of a stream when a request of such a class
-/// misses, bytes. Rows that grow from step to step never hit, and what waits for their old sizes keeps free
-/// neighbours apart. Figures are in bench/README.md, "The numbers of the growth".
-inline constexpr std::size_t most_at_miss = 2_MiB;
 
 /// The blocks of one stream that one thread caches.
 struct stream_cache {
