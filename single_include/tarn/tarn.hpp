@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_5ccd42fc
+#define TARN_NAMESPACE tarn::inline v0_2_0_5e088af6
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -12780,14 +12780,13 @@ class front {
 #include <cstdint>
 #include <utility>
 
-// ---- tarn/pool/graph/deferred_for_graphs.hpp
-// Blocks that graphs use which are not of their own part. If they are freed meanwhile, nothing reuses them
-// until the owners of all these graphs have ended.
+// ---- tarn/pool/graph/captured_streams.hpp
+// captured_streams: the streams of open captures, which any thread looks up without a lock; captured_stream:
+// what a pool knows of one.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 // ---- tarn/pool/graph/graph_parts.hpp
 // The two parts of the heap that one graph_memory owns, and the blocks that are deferred until it has ended.
@@ -12879,6 +12878,72 @@ inline void graph_users::drop_over() noexcept {
 }
 
 }  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE::detail {
+
+/// The identities of the streams that are part of an open capture. A place is added to and cleared under a
+/// mutex of the owner.
+class captured_streams {
+ public:
+  static constexpr std::size_t most = 64;  ///< at a time, in all captures of a pool
+
+  [[nodiscard]] bool any() const noexcept { return count_.load(std::memory_order_relaxed) != 0; }
+  /// The place of a stream, `most` if it has none. A thread that uses a captured stream was ordered after the
+  /// opening of the scope, so it finds the stream.
+  [[nodiscard]] std::size_t find(stream_id stream) const noexcept {
+    if (!any()) return most;
+    for (std::size_t i = 0; i < most; ++i) {
+      if (places_[i].load(std::memory_order_acquire) == stream) return i;
+    }
+    return most;
+  }
+  [[nodiscard]] bool has(stream_id stream) const noexcept { return find(stream) != most; }
+  /// A place that is free; `most` if there is none.
+  [[nodiscard]] std::size_t free_place() const noexcept {
+    for (std::size_t i = 0; i < most; ++i) {
+      if (places_[i].load(std::memory_order_relaxed) == 0) return i;
+    }
+    return most;
+  }
+  void set(std::size_t place, stream_id stream) noexcept {
+    places_[place].store(stream, std::memory_order_release);
+    count_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void clear(std::size_t place) noexcept {
+    count_.fetch_sub(1, std::memory_order_relaxed);
+    places_[place].store(0, std::memory_order_release);
+  }
+
+ private:
+  std::atomic<std::size_t> count_{0};
+  std::atomic<stream_id> places_[most]{};
+};
+
+/// A stream of an open capture, and the identity under which it uses the part of its owner's captures.
+struct captured_stream {
+  stream_id captured_as = 0;  ///< 0: not captured
+  capture_number capture = 0;
+  graph_parts* owner = nullptr;  ///< null: of an unknown capture
+  stream_id stream = 0;          ///< its own identity
+  bool is_guess = false;         ///< the stream was not announced: `captured_as` orders nothing
+
+  [[nodiscard]] bool is_captured() const noexcept { return captured_as != 0; }
+  /// Whether a part is that of the capture, which may reuse its memory in the order of the stream.
+  [[nodiscard]] bool may_reuse(part_ref part) const noexcept {
+    return owner != nullptr && !is_guess && owner->captured == part;
+  }
+};
+
+}  // namespace TARN_NAMESPACE::detail
+// ---- tarn/pool/graph/deferred_for_graphs.hpp
+// Blocks that graphs use which are not of their own part. If they are freed meanwhile, nothing reuses them
+// until the owners of all these graphs have ended.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
 // ---- tarn/pool/order/block_table.hpp
 // A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block
 // that is not in the table costs two loads.
@@ -13323,69 +13388,6 @@ class end_mark {
 #include <cstdint>
 #include <utility>
 
-// ---- tarn/pool/graph/open_captures.hpp
-// The streams of open captures. Any thread looks up a stream without a lock.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-namespace TARN_NAMESPACE::detail {
-
-/// The identities of the streams that are part of an open capture. A place is added to and cleared under a
-/// mutex of the owner.
-class captured_streams {
- public:
-  static constexpr std::size_t most = 64;  ///< at a time, in all captures of a pool
-
-  [[nodiscard]] bool any() const noexcept { return count_.load(std::memory_order_relaxed) != 0; }
-  /// The place of a stream, `most` if it has none. A thread that uses a captured stream was ordered after the
-  /// opening of the scope, so it finds the stream.
-  [[nodiscard]] std::size_t find(stream_id stream) const noexcept {
-    if (!any()) return most;
-    for (std::size_t i = 0; i < most; ++i) {
-      if (places_[i].load(std::memory_order_acquire) == stream) return i;
-    }
-    return most;
-  }
-  [[nodiscard]] bool has(stream_id stream) const noexcept { return find(stream) != most; }
-  /// A place that is free; `most` if there is none.
-  [[nodiscard]] std::size_t free_place() const noexcept {
-    for (std::size_t i = 0; i < most; ++i) {
-      if (places_[i].load(std::memory_order_relaxed) == 0) return i;
-    }
-    return most;
-  }
-  void set(std::size_t place, stream_id stream) noexcept {
-    places_[place].store(stream, std::memory_order_release);
-    count_.fetch_add(1, std::memory_order_relaxed);
-  }
-  void clear(std::size_t place) noexcept {
-    count_.fetch_sub(1, std::memory_order_relaxed);
-    places_[place].store(0, std::memory_order_release);
-  }
-
- private:
-  std::atomic<std::size_t> count_{0};
-  std::atomic<stream_id> places_[most]{};
-};
-
-/// A stream of an open capture, and the identity under which it uses the part of its owner's captures.
-struct captured_stream {
-  stream_id captured_as = 0;  ///< 0: not captured
-  capture_number capture = 0;
-  graph_parts* owner = nullptr;  ///< null: of an unknown capture
-  stream_id stream = 0;          ///< its own identity
-  bool is_guess = false;         ///< the stream was not announced: `captured_as` orders nothing
-
-  [[nodiscard]] bool is_captured() const noexcept { return captured_as != 0; }
-  /// Whether a part is that of the capture, which may reuse its memory in the order of the stream.
-  [[nodiscard]] bool may_reuse(part_ref part) const noexcept {
-    return owner != nullptr && !is_guess && owner->captured == part;
-  }
-};
-
-}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/order/reclaim.hpp
 // Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the
 // host waits for it, or another stream is made to wait on the device. Streams whose work is complete are

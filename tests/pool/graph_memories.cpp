@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of pool/graph/ alone: end_mark, graph_captures, graph_owner_of, graph_parts, graph_uses,
-// open_captures; tests/raii/graph_memory.cpp has graph_memories as a whole. Parts of the heap:
+// The files of pool/graph/ alone: captured_streams, end_mark, graph_captures, graph_owner_of, graph_parts,
+// graph_uses; tests/raii/graph_memory.cpp has graph_memories as a whole. Parts of the heap:
 // tests/pool/heap_parts.cpp.
 #include "tarn/pool/graph/graph_memories.hpp"
 
@@ -9,12 +9,12 @@
 
 #include "catch.hpp"
 #include "tarn/driver/captured_handles.hpp"
+#include "tarn/pool/graph/captured_streams.hpp"
 #include "tarn/pool/graph/deferred_for_graphs.hpp"
 #include "tarn/pool/graph/end_mark.hpp"
 #include "tarn/pool/graph/graph_captures.hpp"
 #include "tarn/pool/graph/graph_owner_of.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
-#include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/sim.hpp"
 

@@ -35,7 +35,7 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/block_request.hpp"
-#include "tarn/pool/graph/open_captures.hpp"
+#include "tarn/pool/graph/captured_streams.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"

@@ -13,7 +13,7 @@
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/block_request.hpp"
-#include "tarn/pool/graph/open_captures.hpp"
+#include "tarn/pool/graph/captured_streams.hpp"
 #include "tarn/pool/heap.hpp"
 #include "tarn/pool/ladder.hpp"
 #include "tarn/pool/misuse_notes.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The streams of open captures. Any thread looks up a stream without a lock.
+// captured_streams: the streams of open captures, which any thread looks up without a lock; captured_stream:
+// what a pool knows of one.
 
 #include <atomic>
 #include <cstddef>
