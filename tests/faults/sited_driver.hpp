@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -116,8 +118,23 @@ class call_log {
 /// fail.
 enum class marking : std::uint8_t { streams, all_work };
 
+[[nodiscard]] constexpr bool is_in(marking m, driver_call call) noexcept {
+  return m == marking::streams || call != driver_call::can_export_pages;
+}
+
+/// Whether what a failed call has not released is released later.
+[[nodiscard]] constexpr bool releases(driver_call call) noexcept {
+  std::string_view const name = name_of(call);
+  for (std::string_view const verb : {"destroy_", "release_", "unmap_", "free_", "unregister_"}) {
+    if (name.starts_with(verb)) return true;
+  }
+  return false;
+}
+
 template <marking Marking>
 class sited_driver_of {
+  using real_driver = faulty<sim_driver>;
+
  public:
   sited_driver_of(std::shared_ptr<call_log> log, device_id device = {})
       : log_(std::move(log)), faulty_(log_->machine.driver(device), log_->plan) {
@@ -129,64 +146,39 @@ class sited_driver_of {
   /// Makes no driver call.
   [[nodiscard]] stream_id made_identity(void* handle) const noexcept { return faulty_.made_identity(handle); }
 
-  // clang-format off
-  status identify(stream_ref stream, stream_id& id, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::identify, w, [&] { return faulty_.identify(stream, id); }); }
-  status ask_device(stream_ref stream, device_id& device, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::ask_device, w, [&] { return faulty_.ask_device(stream, device); }); }
-  [[nodiscard]] device_id known_device(stream_ref stream) const noexcept { return faulty_.known_device(stream); }
+  [[nodiscard]] device_id known_device(stream_ref stream) const noexcept {
+    return faulty_.known_device(stream);
+  }
   [[nodiscard]] device_id named_device() const noexcept { return faulty_.named_device(); }
-  [[nodiscard]] tarn::detail::stream_devices& devices_of_streams() const noexcept { return faulty_.devices_of_streams(); }
+  [[nodiscard]] tarn::detail::stream_devices& devices_of_streams() const noexcept {
+    return faulty_.devices_of_streams();
+  }
   void retarget(device_id device) noexcept { faulty_.retarget(device); }
-  status is_capturing(stream_ref stream, bool& yes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::is_capturing, w, [&] { return faulty_.is_capturing(stream, yes); }); }
-  status create_event(event_handle& event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::create_event, w, [&] { return faulty_.create_event(event); }); }
-  status destroy_event(event_handle event, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::destroy_event, w, [&] { return faulty_.destroy_event(event); }, [d = faulty_.driver(), event] { return d.destroy_event(event); }); }
-  status record_event(event_handle event, stream_ref stream, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::record_event, w, [&] { return faulty_.record_event(event, stream); }); }
-  status query_event(event_handle event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::query_event, w, [&] { return faulty_.query_event(event); }); }
-  status wait_event(stream_ref stream, event_handle event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::wait_event, w, [&] { return faulty_.wait_event(stream, event); }); }
-  status synchronize_event(event_handle event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::synchronize_event, w, [&] { return faulty_.synchronize_event(event); }); }
-  status synchronize_stream(stream_ref stream, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::synchronize_stream, w, [&] { return faulty_.synchronize_stream(stream); }); }
-  status synchronize_device(source_location w = source_location::current()) const noexcept { return log_->through(driver_call::synchronize_device, w, [&] { return faulty_.synchronize_device(); }); }
-  status create_stream(stream_ref& stream, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::create_stream, w, [&] { status const s = faulty_.create_stream(stream); stream = stream_ref::from(stream.handle()); return s; }); }  // its identity must be queried
-  status destroy_stream(stream_ref stream, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::destroy_stream, w, [&] { return faulty_.destroy_stream(stream); }, [d = faulty_.driver(), stream] { return d.destroy_stream(stream); }); }
-  status copy(stream_ref stream, void* to, void const* from, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::copy, w, [&] { return faulty_.copy(stream, to, from, bytes); }); }
-  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::copy, "copy_from_device", w, [&] { return faulty_.copy_from_device(stream, to, other, from, bytes); }); }
-  status fill(stream_ref stream, void* to, int byte, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::fill, w, [&] { return faulty_.fill(stream, to, byte, bytes); }); }
-  template <class To, class From>
-  status convert(stream_ref stream, To* to, From const* from, std::size_t count, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::convert, w, [&] { return faulty_.convert(stream, to, from, count); }); }
-  status can_share(device_id other, bool& yes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::can_share, w, [&] { return faulty_.can_share(other, yes); }); }
-  status share_pages(void* p, std::size_t bytes, device_id other, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::share_pages, w, [&] { return faulty_.share_pages(p, bytes, other); }); }
-  status can_export_pages(allocation_handle_type type, bool& yes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::can_export_pages, w, [&] { return faulty_.can_export_pages(type, yes); }); }
-  status export_pages(page_handle handle, page_export& exported, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::export_pages, w, [&] { return faulty_.export_pages(handle, exported); }); }
-  status import_pages(page_export const& exported, page_handle& handle, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::import_pages, w, [&] { return faulty_.import_pages(exported, handle); }); }
-  status create_pages(std::size_t bytes, allocation_handle_type type, page_handle& handle, source_location w = source_location::current()) const noexcept requires(Marking == marking::streams) { return log_->through(driver_call::create_pages, w, [&] { return faulty_.create_pages(bytes, type, handle); }); }
-  status create_shared_event(event_handle& event, shared_event_token& token, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::create_shared_event, w, [&] { return faulty_.create_shared_event(event, token); }); }
-  status open_shared_event(shared_event_token const& token, event_handle& event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::open_shared_event, w, [&] { return faulty_.open_shared_event(token, event); }); }
-  status export_dma_buf(void* p, std::size_t bytes, int& descriptor, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::export_dma_buf, w, [&] { return faulty_.export_dma_buf(p, bytes, descriptor); }); }
-  status uuid(device_uuid& id, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::uuid, w, [&] { return faulty_.uuid(id); }); }
-  status prefetch(stream_ref stream, void const* p, std::size_t bytes, device_id to, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::prefetch, w, [&] { return faulty_.prefetch(stream, p, bytes, to); }); }
-  status advise(void const* p, std::size_t bytes, memory_advice advice, device_id where, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::advise, w, [&] { return faulty_.advise(p, bytes, advice, where); }); }
-  status memory_info(std::size_t& free, std::size_t& total, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::memory_info, w, [&] { return faulty_.memory_info(free, total); }); }
-
-  status page_granularity(std::size_t& bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::page_granularity, w, [&] { return faulty_.page_granularity(bytes); }); }
-  status reserve_range(std::size_t bytes, std::size_t alignment, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::reserve_range, w, [&] { return faulty_.reserve_range(bytes, alignment, p); }); }
-  status release_range(void* p, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::release_range, w, [&] { return faulty_.release_range(p, bytes); }, [d = faulty_.driver(), p, bytes] { return d.release_range(p, bytes); }); }
-  status create_pages(std::size_t bytes, page_handle& handle, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::create_pages, w, [&] { return faulty_.create_pages(bytes, handle); }); }
-  status destroy_pages(page_handle handle, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::destroy_pages, w, [&] { return faulty_.destroy_pages(handle); }, [d = faulty_.driver(), handle] { return d.destroy_pages(handle); }); }
-  status map_pages(void* p, std::size_t bytes, page_handle handle, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::map_pages, w, [&] { return faulty_.map_pages(p, bytes, handle); }); }
-  status unmap_pages(void* p, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::unmap_pages, w, [&] { return faulty_.unmap_pages(p, bytes); }, [d = faulty_.driver(), p, bytes] { return d.unmap_pages(p, bytes); }); }
-
-  status malloc_device(std::size_t bytes, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_device, w, [&] { return faulty_.malloc_device(bytes, p); }); }
-  status free_device(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_device, w, [&] { return faulty_.free_device(p); }, [d = faulty_.driver(), p] { return d.free_device(p); }); }
   [[nodiscard]] bool has_memory_pools() const noexcept { return faulty_.has_memory_pools(); }
-  status malloc_async(std::size_t bytes, stream_ref stream, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_async, w, [&] { return faulty_.malloc_async(bytes, stream, p); }); }
   status open_memory_pool(async_memory memory) const noexcept { return faulty_.open_memory_pool(memory); }
-  status malloc_async(std::size_t bytes, stream_ref stream, async_memory memory, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_async, w, [&] { return faulty_.malloc_async(bytes, stream, memory, p); }); }
-  status free_async(void* p, stream_ref stream, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_async, w, [&] { return faulty_.free_async(p, stream); }, [d = faulty_.driver(), p] { return d.free_async(p, stream_ref{}); }); }
-  status malloc_pinned(std::size_t bytes, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_pinned, w, [&] { return faulty_.malloc_pinned(bytes, p); }); }
-  status free_pinned(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_pinned, w, [&] { return faulty_.free_pinned(p); }, [d = faulty_.driver(), p] { return d.free_pinned(p); }); }
-  status register_host(void* p, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::register_host, w, [&] { return faulty_.register_host(p, bytes); }); }
-  status unregister_host(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::unregister_host, w, [&] { return faulty_.unregister_host(p); }, [d = faulty_.driver(), p] { return d.unregister_host(p); }); }
-  status malloc_managed(std::size_t bytes, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_managed, w, [&] { return faulty_.malloc_managed(bytes, p); }); }
-  status free_managed(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_managed, w, [&] { return faulty_.free_managed(p); }, [d = faulty_.driver(), p] { return d.free_managed(p); }); }
+
+  // clang-format off
+  // The calls of the contract, by their names in the enumeration. No default argument can follow a pack, so each number of arguments has
+  // a function of its own.
+#define TARN_SITED(name) \
+  TARN_SITED_FOR(name, (class D = real_driver), (), ()) \
+  TARN_SITED_FOR(name, (class A, class D = real_driver), (A&& a,), (a)) \
+  TARN_SITED_FOR(name, (class A, class B, class D = real_driver), (A&& a, B&& b,), (a, b)) \
+  TARN_SITED_FOR(name, (class A, class B, class C, class D = real_driver), (A&& a, B&& b, C&& c,), (a, b, c)) \
+  TARN_SITED_FOR(name, (class A, class B, class C, class E, class D = real_driver), (A&& a, B&& b, C&& c, E&& e,), (a, b, c, e))
+#define TARN_SITED_FOR(name, types, parameters, arguments) \
+  template <TARN_PLAIN types> \
+  auto name(TARN_PLAIN parameters source_location w = source_location::current()) const noexcept -> decltype(std::declval<D const&>().name arguments) \
+    requires(is_in(Marking, driver_call::name)) \
+  { return call<driver_call::name>(w, [](auto const& driver, auto&... of) { return driver.name(of...); }) arguments; }
+#define TARN_PLAIN(...) __VA_ARGS__
+  TARN_DRIVER_CALLS(TARN_SITED)
+#undef TARN_PLAIN
+#undef TARN_SITED_FOR
+#undef TARN_SITED
+
+  /// Counts as a copy.
+  status copy_from_device(stream_ref stream, void* to, device_id other, void const* from, std::size_t bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::copy, "copy_from_device", w, [&] { return faulty_.copy_from_device(stream, to, other, from, bytes); }); }
 
   // Calls that only CUDA's driver has; modelled by those of the contract.
   status set_release_threshold(std::size_t, source_location w = source_location::current()) const noexcept { return log_->extra(driver_call::memory_info, "set_release_threshold", w, [] { return status{}; }); }
@@ -227,13 +219,35 @@ class sited_driver_of {
   }
 
  private:
+  /// An argument of a call that is made again later, when the stream of free_async() may be gone.
+  template <driver_call Call, class T>
+  [[nodiscard]] static T kept(T const& argument) noexcept {
+    if constexpr (Call == driver_call::free_async && std::is_same_v<T, stream_ref>) return {};
+    return argument;
+  }
+  template <driver_call Call, class Act>
+  [[nodiscard]] auto call(source_location where, Act const& act) const noexcept {
+    return [=, this](auto&... a) -> status {
+      auto const once = [&] { return act(faulty_, a...); };
+      if constexpr (releases(Call)) {
+        auto again = [act, driver = faulty_.driver(), ... of = kept<Call>(a)] { return act(driver, of...); };
+        return log_->release(Call, where, once, std::move(again));
+      } else {
+        status const s = log_->through(Call, where, once);
+        if constexpr (Call == driver_call::create_stream)
+          ((a = stream_ref::from(a.handle())), ...);  // its identity must be queried
+        return s;
+      }
+    };
+  }
+
   /// For the two calls that belong to no device.
   static call_log*& current_log() noexcept {
     static call_log* log = nullptr;
     return log;
   }
   std::shared_ptr<call_log> log_;
-  faulty<sim_driver> faulty_;
+  real_driver faulty_;
 };
 
 using sited_driver = sited_driver_of<marking::streams>;
