@@ -35,8 +35,8 @@
 // ---- tarn/sharing/page_pin.hpp
 #ifndef TARN_SINGLE_SHARING_PAGE_PIN_HPP
 #define TARN_SINGLE_SHARING_PAGE_PIN_HPP
-// segments_of(): the physical memory behind a block. page_pin keeps it in place, for libraries that
-// registered or exported it.
+// page_pin: keeps the physical segments behind a block in place, for libraries that registered or exported
+// them; segments_of() lists them.
 
 #include <cstddef>
 #include <type_traits>
@@ -123,7 +123,7 @@ class [[nodiscard]] page_pin {
   [[nodiscard]] decltype(auto) driver() const noexcept { return memory_.driver(); }
   [[nodiscard]] void const* data() const noexcept { return p_; }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return p_ != nullptr ? bytes_ : 0; }
-  /// The segments, which do not change while the pin lives. @throws as segments_of()
+  /// The physical segments, which do not change while the pin lives. @throws as segments_of()
   [[nodiscard]] std::vector<memory_segment> segments(
       source_location where = source_location::current()) const {
     return segments_of(memory_, p_, bytes_, where);

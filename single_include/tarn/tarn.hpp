@@ -50,7 +50,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_4ae2dd74
+#define TARN_NAMESPACE tarn::inline v0_2_0_1f21ba60
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1312,7 +1312,7 @@ concept resource = std::copyable<R> && std::equality_comparable<R> && has_alloca
 /// One allocation of physical memory, by the driver's handle (CUmemGenericAllocationHandle).
 using page_handle = std::uint64_t;
 
-/// Contiguous bytes of a block that lie in one handle.
+/// A physical segment: contiguous bytes of a block that lie in one handle.
 struct memory_segment {
   void* address = nullptr;  ///< of the bytes in the block
   std::size_t bytes = 0;
@@ -8846,8 +8846,8 @@ struct pool_totals {
   std::size_t host_waits = 0;
 };
 
-/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle
-/// of one may also serve the other.
+/// One zone of a pool, which is one of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for
+/// larger ones. A wholly free handle of one may also serve the other.
 struct pool_part {
   counter reserved;                      ///< bytes held from the driver
   counter handles;                       ///< physical handles, or segments, held
@@ -8885,7 +8885,7 @@ struct pool_state {
   /// MiB, up to 260 for a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large
   /// blocks. Constant at constant live size, however many calls are made (tests/pool/growth.cpp).
   std::size_t host_bytes = 0;
-  pool_part smaller;  ///< the part of the above for blocks up to 1 MiB
+  pool_part smaller;  ///< of the above, for blocks up to 1 MiB
   pool_part larger;   ///< for larger blocks
   pool_totals totals_reset;
 };
@@ -17186,8 +17186,8 @@ class largest_size {
 }
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/pool/pages/page_segments.hpp
-// The physical handles behind addresses of a growth by pages: listed, and pinned. A pinned handle is not
+// ---- tarn/pool/pages/physical_segments.hpp
+// The physical segments behind addresses of a growth by pages: listed, and pinned. A pinned handle is not
 // given back (page_growth.hpp), put to sleep (page_sleep.hpp) or replaced (page_compact.hpp), and a view that
 // shows a pinned block is not unmapped (page_views.hpp).
 
@@ -17199,11 +17199,11 @@ namespace TARN_NAMESPACE::detail {
 
 /// Keeps no state: the pins are counted in the page map and in the views.
 template <page_source Source>
-class page_segments {
+class physical_segments {
  public:
-  page_segments(page_map& map, view_table<Source>& views) noexcept : map_(map), views_(views) {}
+  physical_segments(page_map& map, view_table<Source>& views) noexcept : map_(map), views_(views) {}
 
-  /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all
+  /// Calls f(memory_segment) for each of them behind these bytes, in order. Returns false if they are not all
   /// live: then f was called for some of them. O(views + segments)
   template <class F>
   [[nodiscard]] bool each(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
@@ -18181,7 +18181,7 @@ class page_growth {
   /// The other steps of sleep and wake.
   [[nodiscard]] page_sleep<Source>& sleep() noexcept { return sleep_; }
   /// Segments and pins.
-  [[nodiscard]] page_segments<Source>& segments() noexcept { return segments_; }
+  [[nodiscard]] physical_segments<Source>& segments() noexcept { return segments_; }
 
   /// Gives everything back. Nothing on the device uses it any more.
   void close(growth_lock const& growing) noexcept {
@@ -18371,7 +18371,7 @@ class page_growth {
   growing_views<Source> growing_;
   page_sleep<Source> sleep_;
   page_compact<Source> compact_;
-  page_segments<Source> segments_;
+  physical_segments<Source> segments_;
   bool is_moving_ = false;
   void* reserved_ = nullptr;  ///< the source's reservation: one granule more than the map covers
 };
@@ -21608,7 +21608,7 @@ class pool {
     });
   }
 
-  // ---- segments
+  // ---- physical segments
 
   /// Calls f(memory_segment) for each physical segment behind a live block, or a part of one, in order.
   /// Returns the cached blocks of all threads to the heap first, so that those are seen to be free. The

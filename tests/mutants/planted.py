@@ -1295,7 +1295,7 @@ PLANTED = {
         ),
         Mutant(
             "segments of a freed block are listed",
-            "pool/pages/page_segments.hpp",
+            "pool/pages/physical_segments.hpp",
             "      if (node.state != range_state::live) return false;\n",
             "",
             finder="tests/sharing/page_pin.cpp",
@@ -1311,14 +1311,14 @@ PLANTED = {
     "whatever a pool does, pinned pages stay where they are": [
         Mutant(
             "a view does not count its pins",
-            "pool/pages/page_segments.hpp",
+            "pool/pages/physical_segments.hpp",
             "    if (v != nullptr) ++v->pins;\n",
             "",
             more=(("    if (v != nullptr) --v->pins;\n", ""),),
         ),
         Mutant(
             "a pin keeps only the first handle of its block",
-            "pool/pages/page_segments.hpp",
+            "pool/pages/physical_segments.hpp",
             "map_.pin(h);\n                      return true;",
             "map_.pin(h);\n                      return false;",
             more=(
@@ -1330,7 +1330,7 @@ PLANTED = {
         ),
         Mutant(
             "the end of a pin counts only the first handle",
-            "pool/pages/page_segments.hpp",
+            "pool/pages/physical_segments.hpp",
             "map_.unpin(h);\n                      return true;",
             "map_.unpin(h);\n                      return false;",
         ),

@@ -12,7 +12,7 @@
 #include "driver/faulty.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/pool/pages/page_segments.hpp"
+#include "tarn/pool/pages/physical_segments.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;

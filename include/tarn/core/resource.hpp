@@ -89,7 +89,7 @@ concept resource = std::copyable<R> && std::equality_comparable<R> && has_alloca
 /// One allocation of physical memory, by the driver's handle (CUmemGenericAllocationHandle).
 using page_handle = std::uint64_t;
 
-/// Contiguous bytes of a block that lie in one handle.
+/// A physical segment: contiguous bytes of a block that lie in one handle.
 struct memory_segment {
   void* address = nullptr;  ///< of the bytes in the block
   std::size_t bytes = 0;

@@ -58,7 +58,7 @@
 #include "tarn/pool/other_pools.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/pages/memory_left.hpp"
-#include "tarn/pool/pages/page_segments.hpp"
+#include "tarn/pool/pages/physical_segments.hpp"
 #include "tarn/pool/pool_drain.hpp"
 #include "tarn/pool/pool_fork.hpp"
 #include "tarn/pool/pool_state.hpp"
@@ -350,7 +350,7 @@ class pool {
     });
   }
 
-  // ---- segments
+  // ---- physical segments
 
   /// Calls f(memory_segment) for each physical segment behind a live block, or a part of one, in order.
   /// Returns the cached blocks of all threads to the heap first, so that those are seen to be free. The

@@ -30,8 +30,8 @@ struct pool_totals {
   std::size_t host_waits = 0;
 };
 
-/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle
-/// of one may also serve the other.
+/// One zone of a pool, which is one of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for
+/// larger ones. A wholly free handle of one may also serve the other.
 struct pool_part {
   counter reserved;                      ///< bytes held from the driver
   counter handles;                       ///< physical handles, or segments, held
@@ -69,7 +69,7 @@ struct pool_state {
   /// MiB, up to 260 for a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large
   /// blocks. Constant at constant live size, however many calls are made (tests/pool/growth.cpp).
   std::size_t host_bytes = 0;
-  pool_part smaller;  ///< the part of the above for blocks up to 1 MiB
+  pool_part smaller;  ///< of the above, for blocks up to 1 MiB
   pool_part larger;   ///< for larger blocks
   pool_totals totals_reset;
 };

@@ -30,8 +30,8 @@
 #include "tarn/pool/pages/growth_rules.hpp"
 #include "tarn/pool/pages/largest_block.hpp"
 #include "tarn/pool/pages/page_choice.hpp"
-#include "tarn/pool/pages/page_segments.hpp"
 #include "tarn/pool/pages/page_views.hpp"
+#include "tarn/pool/pages/physical_segments.hpp"
 #include "tarn/pool/pages/view_table.hpp"
 #include "tarn/pool/relocate/page_compact.hpp"
 #include "tarn/pool/relocate/page_sleep.hpp"
@@ -185,7 +185,7 @@ class page_growth {
   /// The other steps of sleep and wake.
   [[nodiscard]] page_sleep<Source>& sleep() noexcept { return sleep_; }
   /// Segments and pins.
-  [[nodiscard]] page_segments<Source>& segments() noexcept { return segments_; }
+  [[nodiscard]] physical_segments<Source>& segments() noexcept { return segments_; }
 
   /// Gives everything back. Nothing on the device uses it any more.
   void close(growth_lock const& growing) noexcept {
@@ -375,7 +375,7 @@ class page_growth {
   growing_views<Source> growing_;
   page_sleep<Source> sleep_;
   page_compact<Source> compact_;
-  page_segments<Source> segments_;
+  physical_segments<Source> segments_;
   bool is_moving_ = false;
   void* reserved_ = nullptr;  ///< the source's reservation: one granule more than the map covers
 };

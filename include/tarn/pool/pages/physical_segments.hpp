@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The physical handles behind addresses of a growth by pages: listed, and pinned. A pinned handle is not
+// The physical segments behind addresses of a growth by pages: listed, and pinned. A pinned handle is not
 // given back (page_growth.hpp), put to sleep (page_sleep.hpp) or replaced (page_compact.hpp), and a view that
 // shows a pinned block is not unmapped (page_views.hpp).
 
@@ -25,11 +25,11 @@ namespace TARN_NAMESPACE::detail {
 
 /// Keeps no state: the pins are counted in the page map and in the views.
 template <page_source Source>
-class page_segments {
+class physical_segments {
  public:
-  page_segments(page_map& map, view_table<Source>& views) noexcept : map_(map), views_(views) {}
+  physical_segments(page_map& map, view_table<Source>& views) noexcept : map_(map), views_(views) {}
 
-  /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all
+  /// Calls f(memory_segment) for each of them behind these bytes, in order. Returns false if they are not all
   /// live: then f was called for some of them. O(views + segments)
   template <class F>
   [[nodiscard]] bool each(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
