@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes include/README.md: every header of tarn, lowest folder first, what it is for and which headers it includes. Keeps its terms,
-which are written by hand.
+"""Writes include/README.md: every header of tarn, lowest folder first, what it is for and which headers it includes. What a folder is
+for is in the list at the top of tarn.hpp. Keeps its terms, which are written by hand.
 
     file_map.py           write it
     file_map.py --check   exit status 1 where it is not current
@@ -27,11 +27,24 @@ def purpose_of(text, name):
     first = " ".join(comment).strip()
     end = re.search(r"\.(\s|$)", first)
     sentence = first[: end.start()] if end else first
-    return sentence.removeprefix(f"{name}: ")
+    if sentence.startswith(f"{name}: "):
+        sentence = sentence.removeprefix(f"{name}: ")
+        sentence = sentence[0].upper() + sentence[1:]
+    return sentence
 
 
 def included_by(text):
-    return sorted(set(re.findall(r'#include "tarn/([^"]+)\.hpp"', text)))
+    return sorted(set(re.findall(r'#include "tarn/([^"]+)\.hpp"', text)) - {"version"})
+
+
+def purposes_of_folders():
+    """By path below include/tarn: the list at the top of tarn.hpp, where an inner folder is indented below its own."""
+    found, top = {}, ""
+    for indent, name, purpose in re.findall(r"^//( +)(\w+)/ +(.+)$", (TARN / "tarn.hpp").read_text(), re.M):
+        if len(indent) == 3:
+            top = name
+        found[name if top == name else f"{top}/{name}"] = purpose.rstrip(":")
+    return found
 
 
 def folders():
@@ -56,9 +69,14 @@ def main():
            "Written by `.ci/file_map.py` from the headers themselves. Lowest folder first: a header includes only headers of its own",
            "top folder and of those above it in this list. The folders of the pool are one layer; `pool/pool.hpp` lists its files in the order of",
            "an allocation's steps.", ""]
+    purposes = purposes_of_folders() | {".": "what programs include; the interop headers are included separately"}
     for folder, headers in folders():
         name = folder.relative_to(TARN).as_posix()
-        out += [f"### {'tarn/' if name == '.' else name + '/'}", "", "| header | what it is for | includes |", "|---|---|---|"]
+        if name not in purposes:
+            print(f"include/tarn/tarn.hpp: its list of folders has no line for {name}/")
+            return 1
+        purpose = purposes[name][0].upper() + purposes[name][1:]
+        out += [f"### {'tarn/' if name == '.' else name + '/'}", "", f"{purpose}.", "", "| header | what it is for | includes |", "|---|---|---|"]
         for header in headers:
             text = header.read_text()
             uses = ", ".join(n.removeprefix(name + "/") for n in included_by(text))

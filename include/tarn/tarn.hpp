@@ -4,7 +4,8 @@
 // list:
 //
 //   core/    basic types: bytes, streams, errors, the concepts, and shared_resource<>, the handle of every composed resource
-//   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and (tarn/sim.hpp) a simulated one
+//   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and a simulated one:
+//     sim/         the simulated device (tarn/sim.hpp)
 //   source/  sources of memory: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
 //   pool/    the caching pool; start reading at pool.hpp:
 //     cache/       per-thread magazines of free blocks
@@ -14,7 +15,7 @@
 //     ladder.hpp   the steps tried when neither cache nor heap has a block
 //     pages/       handles, views and segments, taken from the source
 //     relocate/    memory that leaves its handles: sleep and compact
-//     graph/       the memory of captured graphs, apart from all other
+//     graph/       the memory of captured graphs; graph_memories.hpp has what becomes of each block
 //     tool/        what a tool that watches memory sees (compute-sanitizer)
 //     inspection/  what snapshots read
 //   policy/   layers that bound, count, tag, retry and route, composed by | and stack<>
@@ -25,7 +26,7 @@
 //   report/   statistics, snapshots and tables, named as in PyTorch
 //
 // The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp,
-// tarn/cuda_mr.hpp.
+// tarn/cuda_mr.hpp, tarn/dlpack.hpp, tarn/nccl.hpp.
 
 #include "tarn/core/config.hpp"
 #include "tarn/version.hpp"

@@ -6,7 +6,8 @@
 // list:
 //
 //   core/    basic types: bytes, streams, errors, the concepts, and shared_resource<>, the handle of every composed resource
-//   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and (tarn/sim.hpp) a simulated one
+//   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and a simulated one:
+//     sim/         the simulated device (tarn/sim.hpp)
 //   source/  sources of memory: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
 //   pool/    the caching pool; start reading at pool.hpp:
 //     cache/       per-thread magazines of free blocks
@@ -16,7 +17,7 @@
 //     ladder.hpp   the steps tried when neither cache nor heap has a block
 //     pages/       handles, views and segments, taken from the source
 //     relocate/    memory that leaves its handles: sleep and compact
-//     graph/       the memory of captured graphs, apart from all other
+//     graph/       the memory of captured graphs; graph_memories.hpp has what becomes of each block
 //     tool/        what a tool that watches memory sees (compute-sanitizer)
 //     inspection/  what snapshots read
 //   policy/   layers that bound, count, tag, retry and route, composed by | and stack<>
@@ -27,7 +28,7 @@
 //   report/   statistics, snapshots and tables, named as in PyTorch
 //
 // The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp,
-// tarn/cuda_mr.hpp.
+// tarn/cuda_mr.hpp, tarn/dlpack.hpp, tarn/nccl.hpp.
 
 // ---- tarn/core/config.hpp
 // What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and
@@ -9317,8 +9318,9 @@ namespace detail {
 //   5 source/cuda_pages.hpp: pages, by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are
-// over (deferred_blocks.hpp). Calls on a stream that is captured into a graph go to graph/. inspection/ is
-// for tools and snapshots, and empty otherwise.
+// over (order/deferred_blocks.hpp). Calls on a stream that is captured into a graph go to graph/, whose table
+// in graph_memories.hpp has what becomes of each block. sleep() and compact() are in relocate/, and what
+// snapshots read is in inspection/.
 //
 // What a program no longer needs goes back to the driver once the live peak has fallen:
 // arena/live_window.hpp.

@@ -15,8 +15,9 @@
 //   5 source/cuda_pages.hpp: pages, by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are
-// over (deferred_blocks.hpp). Calls on a stream that is captured into a graph go to graph/. inspection/ is
-// for tools and snapshots, and empty otherwise.
+// over (order/deferred_blocks.hpp). Calls on a stream that is captured into a graph go to graph/, whose table
+// in graph_memories.hpp has what becomes of each block. sleep() and compact() are in relocate/, and what
+// snapshots read is in inspection/.
 //
 // What a program no longer needs goes back to the driver once the live peak has fallen:
 // arena/live_window.hpp.
