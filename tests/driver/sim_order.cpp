@@ -427,10 +427,10 @@ TEST_CASE("sim_order drops records of memory that is gone", "[driver][sim][order
     REQUIRE(memory.allocate(0, 1_MiB, detail::sim_kind::device, p) == detail::sim_code::ok);
     order.access(memory, sim_writes(static_cast<char*>(p) + 1_KiB, 1_KiB), agent);
     order.access(memory, sim_writes(p, 1_MiB), agent);
-    CHECK(order.segments() == 3);
+    CHECK(order.stretches() == 3);
     REQUIRE(memory.release(p, detail::sim_kind::device) == detail::sim_code::ok);
     memory.drain_gone([&](detail::sim_memory::piece piece) { order.forget(piece.key, piece.bytes); });
-    CHECK(order.segments() == 0);
+    CHECK(order.stretches() == 0);
   }
 }
 

@@ -24,7 +24,7 @@
 // each replay repeats the changes of owner in the order of the capture. Other bytes must have the owner that
 // they had when the access was captured.
 //
-// Over 400 lines: a segment, the changes of its owner and the text of a finding about it are read together.
+// Over 400 lines: a stretch, the changes of its owner and the text of a finding about it are read together.
 
 #include <cstddef>
 #include <cstdint>
@@ -57,9 +57,9 @@ class sim_order : public sim_agents {
     ++owners_;
     if (where == sim_place::captured) ++holds_;
     char const* wrong = nullptr;
-    segment before;
+    stretch before;
     std::size_t behind = 0;
-    each(memory, p, bytes, [&](segment& s) {
+    each(memory, p, bytes, [&](stretch& s) {
       behind += s.bytes;
       char const* const found = s.held ? "bytes allocated twice"
                                 : s.promised && where == sim_place::eager
@@ -82,8 +82,8 @@ class sim_order : public sim_agents {
              sim_place where = sim_place::eager) {
     if (where == sim_place::captured) ++holds_;
     bool held = true;
-    segment before;
-    each(memory, p, bytes, [&](segment& s) {
+    stretch before;
+    each(memory, p, bytes, [&](stretch& s) {
       if (!s.held && held) {
         held = false;
         before = s;
@@ -100,7 +100,7 @@ class sim_order : public sim_agents {
   void graph_holds(sim_memory const& memory, void const* p, std::size_t bytes, void const* holder) {
     ++holds_;
     bool reported = false;
-    each(memory, p, bytes, [&](segment& s) {
+    each(memory, p, bytes, [&](stretch& s) {
       if (s.kept == 0) s.kept = holds_;
       s.noted = s.promised = true;
       if (holder == nullptr) return;
@@ -114,7 +114,7 @@ class sim_order : public sim_agents {
   /// The same for physical memory that is new behind addresses that graphs held before: all of these graphs
   /// may use it.
   void graph_holds_again(sim_memory const& memory, void const* p, std::size_t bytes) {
-    each(memory, p, bytes, [](segment& s) {
+    each(memory, p, bytes, [](stretch& s) {
       if (!s.noted) s.kept = 1;
       s.promised = s.promised || !s.noted;
     });
@@ -122,10 +122,10 @@ class sim_order : public sim_agents {
   /// Until called again with false, graph_released() of another address of the same physical memory changes
   /// nothing.
   void graph_stays(sim_memory const& memory, void const* p, std::size_t bytes, bool stays) {
-    each(memory, p, bytes, [=](segment& s) { s.stays = stays; });
+    each(memory, p, bytes, [=](stretch& s) { s.stays = stays; });
   }
   void graph_released(sim_memory const& memory, void const* p, std::size_t bytes) {
-    each(memory, p, bytes, [](segment& s) {
+    each(memory, p, bytes, [](stretch& s) {
       if (s.stays) return;
       s.kept = 0;
       s.promised = false;
@@ -140,14 +140,14 @@ class sim_order : public sim_agents {
   /// Returns true if no byte was freed.
   [[nodiscard]] bool is_held(sim_memory const& memory, void const* p, std::size_t bytes) {
     bool held = true;
-    each(memory, p, bytes, [&](segment& s) { held = held && (s.held || !s.noted); });
+    each(memory, p, bytes, [&](stretch& s) { held = held && (s.held || !s.noted); });
     return held;
   }
 
   /// Returns true if a block of exactly these bytes owns some of them.
   [[nodiscard]] bool is_owned(sim_memory const& memory, void const* p, std::size_t bytes) {
     bool owned = false;
-    each(memory, p, bytes, [&](segment const& s) {
+    each(memory, p, bytes, [&](stretch const& s) {
       owned = owned || (s.held && s.current.p == p && s.current.bytes == bytes);
     });
     return owned;
@@ -157,7 +157,7 @@ class sim_order : public sim_agents {
   void allocated_again(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on,
                        std::uint64_t holds) {
     ++owners_;
-    each(memory, p, bytes, [&](segment& s) {
+    each(memory, p, bytes, [&](stretch& s) {
       bool const is_others = s.held && (s.current.p != p || s.current.bytes != bytes);
       // Lost: accesses by the replay are findings. In new physical memory at the same address the owner is
       // not known.
@@ -171,7 +171,7 @@ class sim_order : public sim_agents {
   }
   void freed_again(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on,
                    std::uint64_t holds) {
-    each(memory, p, bytes, [&](segment& s) {
+    each(memory, p, bytes, [&](stretch& s) {
       if (is_kept(s, holds) && s.current.p == p && s.current.bytes == bytes) take(s, on);
     });
   }
@@ -189,7 +189,7 @@ class sim_order : public sim_agents {
     sim_clock const& known = agents_[agent].clock;
     std::uint64_t const now = agents_[agent].ticks;
     bool reported = false;
-    each(memory, a.p, a.bytes, [&](segment& s) {
+    each(memory, a.p, a.bytes, [&](stretch& s) {
       sim_agent other = none;
       bool const writes = a.use == sim_use::writes;
       if (s.noted && !s.held && !reported) {
@@ -225,8 +225,8 @@ class sim_order : public sim_agents {
     if (it == through_.end()) return;
     sim_agent other = none;
     if (it->second.exceeds(agents_[host].clock, other)) {
-      segment used;  // a segment that this agent used: its history is the most useful
-      each(memory, p, bytes, [&](segment& s) {
+      stretch used;  // a stretch that this agent used: its history is the most useful
+      each(memory, p, bytes, [&](stretch& s) {
         if (last_of(s, other) >= it->second.at(other)) used = s;
       });
       add_finding(how, {p, bytes, sim_use::writes}, used, host, other);
@@ -254,14 +254,14 @@ class sim_order : public sim_agents {
   void forget(std::uint64_t key, std::size_t bytes) {
     split(key);
     split(key + bytes);
-    auto const end = segments_.lower_bound(key + bytes);
-    for (auto it = segments_.lower_bound(key); it != end; it = segments_.erase(it)) {
+    auto const end = stretches_.lower_bound(key + bytes);
+    for (auto it = stretches_.lower_bound(key); it != end; it = stretches_.erase(it)) {
       if (it->second.held) without_pages_.insert(it->second.current.p);
     }
   }
 
   [[nodiscard]] std::vector<std::string> const& findings() const noexcept { return findings_; }
-  [[nodiscard]] std::size_t segments() const noexcept { return segments_.size(); }
+  [[nodiscard]] std::size_t stretches() const noexcept { return stretches_.size(); }
 
  private:
   /// Maximum number of findings kept; the first ones matter.
@@ -280,7 +280,7 @@ class sim_order : public sim_agents {
     std::uint64_t freed_at = 0;
   };
   /// Bytes with the same history.
-  struct segment {
+  struct stretch {
     std::size_t bytes = 0;
     bool held = false;       ///< has an owner now
     bool noted = false;      ///< allocated() or freed() was called; other bytes are never reported as freed
@@ -294,11 +294,11 @@ class sim_order : public sim_agents {
     sim_clock earlier_reads, earlier_writes;  ///< by all previous owners
   };
 
-  [[nodiscard]] static bool is_kept(segment const& s, std::uint64_t holds) noexcept {
+  [[nodiscard]] static bool is_kept(stretch const& s, std::uint64_t holds) noexcept {
     return s.kept != 0 && s.kept <= holds;
   }
-  /// Gives a segment the latest owner.
-  void give(segment& s, void const* p, std::size_t bytes, sim_agent on) {
+  /// Gives a stretch the latest owner.
+  void give(stretch& s, void const* p, std::size_t bytes, sim_agent on) {
     s.earlier_reads.join(s.reads);
     s.earlier_writes.join(s.writes);
     s.reads.clear();
@@ -309,27 +309,27 @@ class sim_order : public sim_agents {
     s.held = true;
     s.noted = true;
   }
-  void take(segment& s, sim_agent on) {
+  void take(stretch& s, sim_agent on) {
     s.held = false;
     s.noted = true;
     s.current.freed_on = on;
     s.current.freed_at = ticks_of(on);
   }
 
-  /// Makes `key` a boundary between segments.
+  /// Makes `key` a boundary between stretches.
   void split(std::uint64_t key) {
-    auto it = segments_.lower_bound(key);
-    if (it == segments_.begin() || (it != segments_.end() && it->first == key)) return;
+    auto it = stretches_.lower_bound(key);
+    if (it == stretches_.begin() || (it != stretches_.end() && it->first == key)) return;
     --it;
     std::size_t const before = key - it->first;
     if (before >= it->second.bytes) return;
-    segment rest = it->second;
+    stretch rest = it->second;
     rest.bytes -= before;
     it->second.bytes = before;
-    segments_.emplace(key, std::move(rest));
+    stretches_.emplace(key, std::move(rest));
   }
 
-  /// Visits the segments behind a range, split to fit it; creates missing ones.
+  /// Visits the stretches behind a range, split to fit it; creates missing ones.
   template <class Visit>
   void each(sim_memory const& memory, void const* p, std::size_t bytes, Visit const& visit) {
     if (bytes == 0) return;
@@ -338,13 +338,13 @@ class sim_order : public sim_agents {
       split(piece.key);
       split(end);
       std::uint64_t at = piece.key;
-      auto it = segments_.lower_bound(at);
+      auto it = stretches_.lower_bound(at);
       while (at < end) {
-        if (it == segments_.end() || it->first > at) {
-          std::uint64_t const until = it == segments_.end() || it->first > end ? end : it->first;
-          segment fresh;
+        if (it == stretches_.end() || it->first > at) {
+          std::uint64_t const until = it == stretches_.end() || it->first > end ? end : it->first;
+          stretch fresh;
           fresh.bytes = until - at;
-          it = segments_.emplace_hint(it, at, std::move(fresh));
+          it = stretches_.emplace_hint(it, at, std::move(fresh));
         }
         visit(it->second);
         at += it->second.bytes;
@@ -364,8 +364,8 @@ class sim_order : public sim_agents {
                                : detail::concat({", freed on ", name_of_agent(o.freed_on),
                                                  " after its operation ", std::to_string(o.freed_at), ")"});
   }
-  /// Returns the last operation of an agent that accessed a segment.
-  [[nodiscard]] static std::uint64_t last_of(segment const& s, sim_agent who) {
+  /// Returns the last operation of an agent that accessed a stretch.
+  [[nodiscard]] static std::uint64_t last_of(stretch const& s, sim_agent who) {
     std::uint64_t last = 0;
     for (sim_clock const* c : {&s.reads, &s.writes, &s.earlier_reads, &s.earlier_writes}) {
       if (c->at(who) > last) last = c->at(who);
@@ -374,7 +374,7 @@ class sim_order : public sim_agents {
   }
   /// Describes the missing event: after which operation, what is known instead, and whether an event was
   /// recorded at all.
-  void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
+  void add_missing(std::string& text, stretch const& s, sim_agent by, sim_agent other) const {
     std::uint64_t const last = last_of(s, other);
     sim_agents::acting const& them = agents_[other];
     std::uint64_t const known = agents_[by].clock.at(other);
@@ -390,7 +390,7 @@ class sim_order : public sim_agents {
       text += "; an event covers it, but was not waited for.";
     }
   }
-  void add_finding(char const* what, sim_access const& a, segment const& s, sim_agent by, sim_agent other) {
+  void add_finding(char const* what, sim_access const& a, stretch const& s, sim_agent by, sim_agent other) {
     if (findings_.size() >= most_findings) return;
     std::string text = what;
     message<64> where;
@@ -414,7 +414,7 @@ class sim_order : public sim_agents {
     findings_.push_back(std::move(text));
   }
 
-  std::map<std::uint64_t, segment> segments_;
+  std::map<std::uint64_t, stretch> stretches_;
   std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by its start
   std::set<void const*> without_pages_;  ///< blocks that had no physical memory at some time
   std::uint64_t owners_ = 0;
