@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_f8609ac6
+#define TARN_NAMESPACE tarn::inline v0_2_0_9448e775
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -11139,7 +11139,7 @@ class address_index {
 
   /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only
   /// where ranges start. Forgets what it covered before. @throws std::bad_alloc
-  void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
+  void set_up(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
     close();
     std::size_t const granules = bytes / granularity;
     // calloc, so that the tables of a huge range use host memory only where they are touched.
@@ -11365,7 +11365,7 @@ class page_map {
   }
 
   /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
-  void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
+  void set_up(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
     handles_.resize(1);
     // One table of an open map: the other one is there, too.
     if (parts_ == nullptr)
@@ -11379,7 +11379,7 @@ class page_map {
     granularity_ = granularity;
     shift_ = static_cast<unsigned>(std::countr_zero(granularity));
   }
-  [[nodiscard]] bool is_open() const noexcept { return table_ != nullptr; }
+  [[nodiscard]] bool is_set_up() const noexcept { return table_ != nullptr; }
 
   /// The handle at a home address, 0 if none.
   [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
@@ -11435,7 +11435,7 @@ class page_map {
   [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    return is_open() && address >= base_ && address - base_ < bytes_;
+    return is_set_up() && address >= base_ && address - base_ < bytes_;
   }
   [[nodiscard]] bool is_home(std::uintptr_t address) const noexcept { return address - base_ < home_bytes_; }
 
@@ -16161,7 +16161,7 @@ inline constexpr std::size_t reservation_factor = 16;
 class address_space {
  public:
   /// Starts with one hole for each zone, and one for views. Requires room for zone_count + 1 ranges.
-  void open(arena& a, std::uintptr_t base, std::size_t bytes) noexcept {
+  void set_up(arena& a, std::uintptr_t base, std::size_t bytes) noexcept {
     base_ = base;
     quarter_ = bytes / 4;
     for (std::size_t z = 0; z < zone_count; ++z) add_hole(a, homes_[z], base + quarter_ * z, quarter_);
@@ -16335,7 +16335,7 @@ class view_table {
       : source_(source), counters_(counters), map_(map) {}
 
   /// @throws std::bad_alloc
-  void open(arena& a) {
+  void set_up(arena& a) {
     a.tenancies.resize(1);
     views_.resize(1);
   }
@@ -17666,7 +17666,7 @@ class host_copy {
 
   /// Begins an empty copy of `bytes`, in the memory of the last one. save() allocates more as it needs it.
   /// @throws std::bad_alloc
-  void open(std::size_t bytes) {
+  void set_up(std::size_t bytes) {
     std::size_t const count = (bytes + chunk_bytes - 1) / chunk_bytes;
     chunks_.reserve(count);
     while (chunks_.size() > count ||
@@ -17804,7 +17804,7 @@ class host_copy {
       refuse(
           driver_, s, stream_ref{}, bytes_, default_alignment, source_location::current(), true,
           " Pinned memory for the contents of the pool is lacking: free some, or use contents::discarded.");
-    chunks_.push_back(c);  // open() reserved it
+    chunks_.push_back(c);  // set_up() reserved it
   }
 
   Driver const& driver_;
@@ -17963,7 +17963,7 @@ class page_sleep {
 
   void copy_all(sequence<stretch> const& found, std::size_t bytes) {
     try {
-      copy_.open(bytes);
+      copy_.set_up(bytes);
       for (stretch const& s : found) copy_.save(s.position, address_of(s), s.bytes);
     } catch (...) {
       copy_.close();
@@ -18062,7 +18062,7 @@ class page_growth {
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>& order,
             growth_request const& request, void*& block) {
-    if (!map_.is_open()) open(a, hot, request.device_bytes);
+    if (!map_.is_set_up()) set_up(a, hot, request.device_bytes);
     // No address would be found, and creating handles first would briefly take the whole device.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
@@ -18111,7 +18111,7 @@ class page_growth {
   /// See growing_views::reserve(); returns the address, null if none is left.
   [[nodiscard]] void* reserve_growing(arena& a, may_release hot, ordering<driver_type>& order,
                                       std::size_t device_bytes, std::size_t bytes) {
-    if (!map_.is_open()) open(a, hot, device_bytes);
+    if (!map_.is_set_up()) set_up(a, hot, device_bytes);
     if (bytes > map_.bytes() / 2) return nullptr;  // views have half of the addresses
     std::size_t const whole = align_up(max_of(bytes, std::size_t{1}), map_.granularity());
     if (views_.is_full()) views_.drop_idle(a, hot, order, neutral);
@@ -18126,7 +18126,7 @@ class page_growth {
 
   /// The largest block that could be served if `left` more bytes can be created.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
-    if (!map_.is_open()) return align_down(min_of(left, max_request_bytes), usual_granule);
+    if (!map_.is_set_up()) return align_down(min_of(left, max_request_bytes), usual_granule);
     return detail::largest_block(a, map_, left, may_remap);
   }
 
@@ -18140,7 +18140,7 @@ class page_growth {
   /// `keep` bytes are reserved, and returns the bytes; nothing inside restore() and compact(), where a
   /// handler of the source may call it. O(handles + slots of views + free ranges).
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
-    if (!map_.is_open() || is_moving_ || counters_.reserved <= keep) return 0;
+    if (!map_.is_set_up() || is_moving_ || counters_.reserved <= keep) return 0;
     return drop(growing, a, hot, keep);
   }
 
@@ -18148,7 +18148,7 @@ class page_growth {
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   std::size_t prepare_restore(growth_lock const& growing, arena& a, may_release hot) {
     sleep_.require_finished_copies(growing, hot);
-    if (map_.is_open()) (void)drop(growing, a, hot, 0);
+    if (map_.is_set_up()) (void)drop(growing, a, hot, 0);
     return sleep_.missing();
   }
   /// See page_sleep.
@@ -18187,7 +18187,7 @@ class page_growth {
 
   /// Gives everything back. Nothing on the device uses it any more.
   void close(growth_lock const& growing) noexcept {
-    if (!map_.is_open()) return;
+    if (!map_.is_set_up()) return;
     (void)sleep_.finish_copies(growing);
     map_.treat_all_alike();
     table_.unmap_all();
@@ -18251,7 +18251,7 @@ class page_growth {
 
   /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not
   /// known
-  void open(arena& a, may_release hot, std::size_t total) {
+  void set_up(arena& a, may_release hot, std::size_t total) {
     void* base = nullptr;
     std::size_t bytes = 0;
     std::size_t grain = 0;
@@ -18275,16 +18275,16 @@ class page_growth {
     auto const first = align_up(reinterpret_cast<std::uintptr_t>(base), grain);
     try {
       a.ranges.make_room(zone_count + 1);
-      table_.open(a);
-      a.starts.open(first, bytes / 2, grain);
-      map_.open(first, bytes / 2, bytes, grain);
+      table_.set_up(a);
+      a.starts.set_up(first, bytes / 2, grain);
+      map_.set_up(first, bytes / 2, bytes, grain);
     } catch (...) {
       unlocked const released(hot);
       source_.unreserve(base, bytes + grain);
       throw;
     }
     reserved_ = base;
-    addresses_.open(a, first, bytes);
+    addresses_.set_up(a, first, bytes);
     a.pages = &map_;
   }
 

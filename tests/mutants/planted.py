@@ -2260,7 +2260,7 @@ PLANTED = {
         Mutant(
             "memory of handles whose blocks were freed meanwhile is taken again",
             "pool/pages/page_growth.hpp",
-            "    if (map_.is_open()) (void)drop(growing, a, hot, 0);\n",
+            "    if (map_.is_set_up()) (void)drop(growing, a, hot, 0);\n",
             "    (void)a, (void)hot;\n",
             finder="tests/raii/sleep.cpp",
         ),
@@ -2302,8 +2302,8 @@ PLANTED = {
         Mutant(
             "trim gives back a handle that wake is creating",
             "pool/pages/page_growth.hpp",
-            "!map_.is_open() || is_moving_ || counters_.reserved",
-            "!map_.is_open() || counters_.reserved",
+            "!map_.is_set_up() || is_moving_ || counters_.reserved",
+            "!map_.is_set_up() || counters_.reserved",
             finder="tests/raii/sleep_together.cpp",
         ),
         Mutant(

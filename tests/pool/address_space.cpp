@@ -19,9 +19,9 @@ struct divided {
   arena a;
   address_space space;
   divided() {
-    a.starts.open(base, bytes / 2, 2_MiB);
+    a.starts.set_up(base, bytes / 2, 2_MiB);
     a.ranges.make_room(64);
-    space.open(a, base, bytes);
+    space.set_up(a, base, bytes);
   }
   /// Takes a home range of `n` bytes in a zone; 0 if there is none.
   range_ref home(zone where, std::size_t n) {
@@ -46,8 +46,7 @@ TEST_CASE("address_space keeps the home ranges of each zone and the views apart"
   CHECK(d.a.ranges[v].address >= divided::base + divided::bytes / 2);
 }
 
-TEST_CASE("address_space::put makes a range available again and coalesces holes",
-          "[pool][address_space]") {
+TEST_CASE("address_space::put makes a range available again and coalesces holes", "[pool][address_space]") {
   divided d;
   zone const where = zone::larger;
   range_ref const x = d.home(where, 40_MiB), y = d.home(where, 40_MiB), z = d.home(where, 48_MiB);

@@ -20,8 +20,8 @@ constexpr std::uintptr_t home = std::uintptr_t{1} << 40;
 /// An arena over pages of 2 MiB, each handle free in the neutral domain of the common part.
 struct paged_arena {
   explicit paged_arena(std::size_t handles) {
-    space.starts.open(home, 256_MiB, 2_MiB);
-    map.open(home, 256_MiB, 512_MiB, 2_MiB);
+    space.starts.set_up(home, 256_MiB, 2_MiB);
+    map.set_up(home, 256_MiB, 512_MiB, 2_MiB);
     space.pages = &map;
     for (std::size_t i = 0; i < handles; ++i) {
       space.ranges.make_room(4);

@@ -20,7 +20,7 @@ template <class Driver>
 void save_and_load(Driver const& driver, unsigned char* memory, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += 64) memory[i] = static_cast<unsigned char>(i / 64 * 13 + i / 65536);
   detail::host_copy<Driver> copy(driver);
-  copy.open(bytes);
+  copy.set_up(bytes);
   std::size_t at = 0;
   for (std::size_t step = 512; at < bytes; step = step * 5 + 512) {
     std::size_t const count = step < bytes - at ? step : bytes - at;
@@ -78,7 +78,7 @@ TEST_CASE("host_copy waits for what was enqueued before a position, and no longe
     void* p = nullptr;
     REQUIRE(driver.malloc_device(count * part, p).ok());
     detail::host_copy<faulty<sim_driver>> copy(driver);
-    copy.open(count * part);
+    copy.set_up(count * part);
     if (failure == 1) {  // a mark that the driver refuses: the next one covers its copies
       plan.fail(driver_call::create_event, 1);
       plan.fail(driver_call::record_event, 1);

@@ -35,11 +35,11 @@ struct handles {
 
   explicit handles(std::vector<live_part> const& live) : parts(live) {
     std::size_t const bytes = live.size() * 2_MiB;
-    map.open(base, bytes, 2 * bytes, 2_MiB);
+    map.set_up(base, bytes, 2 * bytes, 2_MiB);
     map.make_room(live.size());
     for (std::size_t i = 0; i < live.size(); ++i) (void)map.add(i + 1, 2_MiB, base + i * 2_MiB);
     space.pages = &map;
-    space.starts.open(base, bytes, 2_MiB);
+    space.starts.set_up(base, bytes, 2_MiB);
     space.ranges.make_room(3 * live.size() + 1);
     range_ref const all = space.ranges.take();
     space.ranges[all].address = base;

@@ -278,7 +278,7 @@ TEST_CASE("remote_barrier does without membarrier where a filter forbids it afte
 
 TEST_CASE("page_map::at returns the handle of each home address", "[pool][page_map]") {
   page_map map;
-  map.open(0x40000000, 64 * 2_MiB, 128 * 2_MiB, 2_MiB);
+  map.set_up(0x40000000, 64 * 2_MiB, 128 * 2_MiB, 2_MiB);
   map.make_room(2);
   handle_ref const h = map.add(77, 4_MiB, 0x40000000);
   handle_ref const k = map.add(78, 2_MiB, 0x40000000 + 4_MiB);
@@ -300,7 +300,7 @@ TEST_CASE("address_index::find returns the range that covers an address after sp
   constexpr std::size_t bytes = 40000 * 2_MiB;  // spans several words of the upper bitmap
   arena space;
   space.ranges.make_room(1);
-  space.starts.open(base, bytes, 2_MiB);
+  space.starts.set_up(base, bytes, 2_MiB);
   range_ref const all = space.ranges.take();
   space.ranges[all].address = base;
   space.ranges[all].bytes = bytes;
@@ -327,8 +327,8 @@ TEST_CASE("address_index::find returns the range that covers an address after sp
 
 TEST_CASE("address_index::open replaces an earlier range", "[pool][address_index]") {
   address_index index;
-  index.open(0x10000000, 64 * 2_MiB, 2_MiB);
-  index.open(0x70000000, 64 * 2_MiB, 2_MiB);
+  index.set_up(0x10000000, 64 * 2_MiB, 2_MiB);
+  index.set_up(0x70000000, 64 * 2_MiB, 2_MiB);
   CHECK(index.covers(0x70000000));
   CHECK_FALSE(index.covers(0x10000000));
 }

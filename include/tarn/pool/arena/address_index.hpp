@@ -22,7 +22,7 @@ class address_index {
 
   /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only
   /// where ranges start. Forgets what it covered before. @throws std::bad_alloc
-  void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
+  void set_up(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
     close();
     std::size_t const granules = bytes / granularity;
     // calloc, so that the tables of a huge range use host memory only where they are touched.

@@ -49,7 +49,7 @@ class page_map {
   }
 
   /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
-  void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
+  void set_up(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
     handles_.resize(1);
     // One table of an open map: the other one is there, too.
     if (parts_ == nullptr)
@@ -63,7 +63,7 @@ class page_map {
     granularity_ = granularity;
     shift_ = static_cast<unsigned>(std::countr_zero(granularity));
   }
-  [[nodiscard]] bool is_open() const noexcept { return table_ != nullptr; }
+  [[nodiscard]] bool is_set_up() const noexcept { return table_ != nullptr; }
 
   /// The handle at a home address, 0 if none.
   [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
@@ -119,7 +119,7 @@ class page_map {
   [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    return is_open() && address >= base_ && address - base_ < bytes_;
+    return is_set_up() && address >= base_ && address - base_ < bytes_;
   }
   [[nodiscard]] bool is_home(std::uintptr_t address) const noexcept { return address - base_ < home_bytes_; }
 

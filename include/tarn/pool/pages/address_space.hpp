@@ -17,7 +17,7 @@ inline constexpr std::size_t reservation_factor = 16;
 class address_space {
  public:
   /// Starts with one hole for each zone, and one for views. Requires room for zone_count + 1 ranges.
-  void open(arena& a, std::uintptr_t base, std::size_t bytes) noexcept {
+  void set_up(arena& a, std::uintptr_t base, std::size_t bytes) noexcept {
     base_ = base;
     quarter_ = bytes / 4;
     for (std::size_t z = 0; z < zone_count; ++z) add_hole(a, homes_[z], base + quarter_ * z, quarter_);

@@ -64,7 +64,7 @@ class page_growth {
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>& order,
             growth_request const& request, void*& block) {
-    if (!map_.is_open()) open(a, hot, request.device_bytes);
+    if (!map_.is_set_up()) set_up(a, hot, request.device_bytes);
     // No address would be found, and creating handles first would briefly take the whole device.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
@@ -113,7 +113,7 @@ class page_growth {
   /// See growing_views::reserve(); returns the address, null if none is left.
   [[nodiscard]] void* reserve_growing(arena& a, may_release hot, ordering<driver_type>& order,
                                       std::size_t device_bytes, std::size_t bytes) {
-    if (!map_.is_open()) open(a, hot, device_bytes);
+    if (!map_.is_set_up()) set_up(a, hot, device_bytes);
     if (bytes > map_.bytes() / 2) return nullptr;  // views have half of the addresses
     std::size_t const whole = align_up(max_of(bytes, std::size_t{1}), map_.granularity());
     if (views_.is_full()) views_.drop_idle(a, hot, order, neutral);
@@ -128,7 +128,7 @@ class page_growth {
 
   /// The largest block that could be served if `left` more bytes can be created.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
-    if (!map_.is_open()) return align_down(min_of(left, max_request_bytes), usual_granule);
+    if (!map_.is_set_up()) return align_down(min_of(left, max_request_bytes), usual_granule);
     return detail::largest_block(a, map_, left, may_remap);
   }
 
@@ -142,7 +142,7 @@ class page_growth {
   /// `keep` bytes are reserved, and returns the bytes; nothing inside restore() and compact(), where a
   /// handler of the source may call it. O(handles + slots of views + free ranges).
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
-    if (!map_.is_open() || is_moving_ || counters_.reserved <= keep) return 0;
+    if (!map_.is_set_up() || is_moving_ || counters_.reserved <= keep) return 0;
     return drop(growing, a, hot, keep);
   }
 
@@ -150,7 +150,7 @@ class page_growth {
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   std::size_t prepare_restore(growth_lock const& growing, arena& a, may_release hot) {
     sleep_.require_finished_copies(growing, hot);
-    if (map_.is_open()) (void)drop(growing, a, hot, 0);
+    if (map_.is_set_up()) (void)drop(growing, a, hot, 0);
     return sleep_.missing();
   }
   /// See page_sleep.
@@ -189,7 +189,7 @@ class page_growth {
 
   /// Gives everything back. Nothing on the device uses it any more.
   void close(growth_lock const& growing) noexcept {
-    if (!map_.is_open()) return;
+    if (!map_.is_set_up()) return;
     (void)sleep_.finish_copies(growing);
     map_.treat_all_alike();
     table_.unmap_all();
@@ -253,7 +253,7 @@ class page_growth {
 
   /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not
   /// known
-  void open(arena& a, may_release hot, std::size_t total) {
+  void set_up(arena& a, may_release hot, std::size_t total) {
     void* base = nullptr;
     std::size_t bytes = 0;
     std::size_t grain = 0;
@@ -277,16 +277,16 @@ class page_growth {
     auto const first = align_up(reinterpret_cast<std::uintptr_t>(base), grain);
     try {
       a.ranges.make_room(zone_count + 1);
-      table_.open(a);
-      a.starts.open(first, bytes / 2, grain);
-      map_.open(first, bytes / 2, bytes, grain);
+      table_.set_up(a);
+      a.starts.set_up(first, bytes / 2, grain);
+      map_.set_up(first, bytes / 2, bytes, grain);
     } catch (...) {
       unlocked const released(hot);
       source_.unreserve(base, bytes + grain);
       throw;
     }
     reserved_ = base;
-    addresses_.open(a, first, bytes);
+    addresses_.set_up(a, first, bytes);
     a.pages = &map_;
   }
 

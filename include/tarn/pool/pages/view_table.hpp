@@ -27,7 +27,7 @@ class view_table {
       : source_(source), counters_(counters), map_(map) {}
 
   /// @throws std::bad_alloc
-  void open(arena& a) {
+  void set_up(arena& a) {
     a.tenancies.resize(1);
     views_.resize(1);
   }

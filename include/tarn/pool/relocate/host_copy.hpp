@@ -29,7 +29,7 @@ class host_copy {
 
   /// Begins an empty copy of `bytes`, in the memory of the last one. save() allocates more as it needs it.
   /// @throws std::bad_alloc
-  void open(std::size_t bytes) {
+  void set_up(std::size_t bytes) {
     std::size_t const count = (bytes + chunk_bytes - 1) / chunk_bytes;
     chunks_.reserve(count);
     while (chunks_.size() > count ||
@@ -167,7 +167,7 @@ class host_copy {
       refuse(
           driver_, s, stream_ref{}, bytes_, default_alignment, source_location::current(), true,
           " Pinned memory for the contents of the pool is lacking: free some, or use contents::discarded.");
-    chunks_.push_back(c);  // open() reserved it
+    chunks_.push_back(c);  // set_up() reserved it
   }
 
   Driver const& driver_;

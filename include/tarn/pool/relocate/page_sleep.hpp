@@ -179,7 +179,7 @@ class page_sleep {
 
   void copy_all(sequence<stretch> const& found, std::size_t bytes) {
     try {
-      copy_.open(bytes);
+      copy_.set_up(bytes);
       for (stretch const& s : found) copy_.save(s.position, address_of(s), s.bytes);
     } catch (...) {
       copy_.close();
