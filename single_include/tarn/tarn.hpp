@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_9448e775
+#define TARN_NAMESPACE tarn::inline v0_2_0_76227428
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1987,14 +1987,17 @@ concept sharing_driver =
 
 #define TARN_ENUMERATOR(call) call,
 #define TARN_NAME(call) #call,
-#define TARN_ONE_MORE(call) +1
 
 /// A call of the driver contract, for counting and fault injection; device() is not included, it only reads a
 /// member.
 enum class driver_call : std::uint8_t { TARN_DRIVER_CALLS(TARN_ENUMERATOR) };
 
+namespace detail {
+inline constexpr char const* driver_call_names[] = {TARN_DRIVER_CALLS(TARN_NAME)};
+}  // namespace detail
+
 /// Number of calls.
-inline constexpr std::size_t driver_call_count = 0 TARN_DRIVER_CALLS(TARN_ONE_MORE);
+inline constexpr std::size_t driver_call_count = std::size(detail::driver_call_names);
 
 /// Returns the call at an index below driver_call_count, for loops over all of them.
 [[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
@@ -2003,13 +2006,11 @@ inline constexpr std::size_t driver_call_count = 0 TARN_DRIVER_CALLS(TARN_ONE_MO
 
 /// Returns the call's name in the contract; static storage.
 [[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
-  constexpr char const* names[] = {TARN_DRIVER_CALLS(TARN_NAME)};
-  return names[static_cast<std::size_t>(call)];
+  return detail::driver_call_names[static_cast<std::size_t>(call)];
 }
 
 #undef TARN_ENUMERATOR
 #undef TARN_NAME
-#undef TARN_ONE_MORE
 
 /// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change
 /// anything.
