@@ -22,6 +22,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/small_float.hpp"
 #include "tarn/core/source_location.hpp"
@@ -197,10 +198,10 @@ class dlpack_elements {
     elements_ = std::span<T>(reinterpret_cast<T*>(begin), *size);
   }
   dlpack_elements(dlpack_elements&& other) noexcept
-      : tensor_(std::move(other.tensor_)), elements_(std::exchange(other.elements_, std::span<T>())) {}
+      : tensor_(std::move(other.tensor_)), elements_(detail::exchange(other.elements_, std::span<T>())) {}
   dlpack_elements& operator=(dlpack_elements&& other) noexcept {
     tensor_ = std::move(other.tensor_);
-    elements_ = std::exchange(other.elements_, std::span<T>());
+    elements_ = detail::exchange(other.elements_, std::span<T>());
     return *this;
   }
 

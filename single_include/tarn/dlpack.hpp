@@ -404,10 +404,10 @@ class dlpack_elements {
     elements_ = std::span<T>(reinterpret_cast<T*>(begin), *size);
   }
   dlpack_elements(dlpack_elements&& other) noexcept
-      : tensor_(std::move(other.tensor_)), elements_(std::exchange(other.elements_, std::span<T>())) {}
+      : tensor_(std::move(other.tensor_)), elements_(detail::exchange(other.elements_, std::span<T>())) {}
   dlpack_elements& operator=(dlpack_elements&& other) noexcept {
     tensor_ = std::move(other.tensor_);
-    elements_ = std::exchange(other.elements_, std::span<T>());
+    elements_ = detail::exchange(other.elements_, std::span<T>());
     return *this;
   }
 

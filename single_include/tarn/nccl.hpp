@@ -106,13 +106,13 @@ class [[nodiscard]] page_pin {
     }
   }
   page_pin(page_pin&& other) noexcept
-      : memory_(other.memory_), p_(std::exchange(other.p_, nullptr)), bytes_(other.bytes_) {}
+      : memory_(other.memory_), p_(detail::exchange(other.p_, nullptr)), bytes_(other.bytes_) {}
   /// Ends this pin, and takes over the other.
   page_pin& operator=(page_pin&& other) noexcept {
     if (this == &other) return *this;
     end();
     memory_ = other.memory_;
-    p_ = std::exchange(other.p_, nullptr);
+    p_ = detail::exchange(other.p_, nullptr);
     bytes_ = other.bytes_;
     return *this;
   }
@@ -207,16 +207,16 @@ class [[nodiscard]] page_registrations {
   page_registrations(page_registrations&& other) noexcept
       : memory_(std::move(other.memory_)),
         library_(std::move(other.library_)),
-        entries_(std::exchange(other.entries_, {})),
-        added_(std::exchange(other.added_, 0)) {}
+        entries_(detail::exchange(other.entries_, {})),
+        added_(detail::exchange(other.added_, 0)) {}
   /// Ends all registrations, and takes over the others.
   page_registrations& operator=(page_registrations&& other) noexcept {
     if (this == &other) return *this;
     clear();
     memory_ = std::move(other.memory_);
     library_ = std::move(other.library_);
-    entries_ = std::exchange(other.entries_, {});
-    added_ = std::exchange(other.added_, 0);
+    entries_ = detail::exchange(other.entries_, {});
+    added_ = detail::exchange(other.added_, 0);
     return *this;
   }
   ~page_registrations() { clear(); }

@@ -164,7 +164,7 @@ class unique_descriptor {
   /// -1 if it owns none.
   [[nodiscard]] int get() const noexcept { return descriptor_; }
   /// Releases ownership without closing.
-  [[nodiscard]] int release() noexcept { return std::exchange(descriptor_, -1); }
+  [[nodiscard]] int release() noexcept { return detail::exchange(descriptor_, -1); }
   explicit operator bool() const noexcept { return descriptor_ >= 0; }
   /// A program that this process starts does not get the descriptor.
   void close_on_exec() const noexcept {

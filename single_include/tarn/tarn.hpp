@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_76227428
+#define TARN_NAMESPACE tarn::inline v0_2_0_43529d2e
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1071,7 +1071,10 @@ constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/core/min_max.hpp
-// min_of and max_of for sizes and counts, without the header algorithm, which costs a compiler 40 ms.
+// min_of and max_of for sizes and counts, without the header algorithm, which costs a compiler 40 ms, and
+// exchange, without the type traits that std::exchange instantiates for each type.
+
+#include <type_traits>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -1085,6 +1088,14 @@ template <class T>
 template <class T>
 [[nodiscard]] constexpr T min_of(T a, T b) noexcept {
   return b < a ? b : a;
+}
+
+/// Gives an object a new value and returns the old one.
+template <class T>
+constexpr T exchange(T& object, std::type_identity_t<T> value) noexcept {
+  T old = static_cast<T&&>(object);
+  object = static_cast<T&&>(value);
+  return old;
 }
 
 }  // namespace TARN_NAMESPACE::detail
@@ -6362,8 +6373,6 @@ class owned {
 
 #include <cstddef>
 #include <new>
-#include <type_traits>
-#include <utility>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -6379,7 +6388,7 @@ class sequence {
     return *this;
   }
   ~sequence() {
-    static_assert(std::is_nothrow_move_constructible_v<T> && alignof(T) <= alignof(std::max_align_t));
+    static_assert(noexcept(T(static_cast<T&&>(*items_))) && alignof(T) <= alignof(std::max_align_t));
     clear();
     ::operator delete(items_);
   }
@@ -6425,9 +6434,9 @@ class sequence {
     pop_back();
   }
   void swap(sequence& other) noexcept {
-    std::swap(items_, other.items_);
-    std::swap(size_, other.size_);
-    std::swap(capacity_, other.capacity_);
+    items_ = detail::exchange(other.items_, items_);
+    size_ = detail::exchange(other.size_, size_);
+    capacity_ = detail::exchange(other.capacity_, capacity_);
   }
 
   [[nodiscard]] T* begin() noexcept { return items_; }
@@ -7094,7 +7103,7 @@ class shared_resource : public call_names<shared_resource<Layer>>,
   shared_resource(shared_resource const& other) noexcept : block_(other.block_) {
     if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
   }
-  shared_resource(shared_resource&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  shared_resource(shared_resource&& other) noexcept : block_(detail::exchange(other.block_, nullptr)) {}
   shared_resource& operator=(shared_resource other) noexcept {
     std::swap(block_, other.block_);
     return *this;
@@ -7773,7 +7782,6 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 // ---- tarn/core/combining_lock.hpp
 // A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds
@@ -8482,7 +8490,7 @@ class tracked_numbers {
     (void)mine.publish(sums_[0]);
     if (!overlapped_ && owner_ != place) {
       ++generation_;
-      unsigned const former = std::exchange(owner_, place);
+      unsigned const former = detail::exchange(owner_, place);
       (void)publish_of(former);
       if (publish_of(former)) note_overlap();
     }
@@ -9122,7 +9130,7 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
   basic_any_resource(basic_any_resource const& other) noexcept : pool_(other.pool_) {
     if (pool_ != nullptr) pool_->references.fetch_add(1, std::memory_order_relaxed);
   }
-  basic_any_resource(basic_any_resource&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)) {}
+  basic_any_resource(basic_any_resource&& other) noexcept : pool_(detail::exchange(other.pool_, nullptr)) {}
   basic_any_resource& operator=(basic_any_resource other) noexcept {
     std::swap(pool_, other.pool_);
     return *this;
@@ -10107,7 +10115,6 @@ struct stream_cache {
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <utility>
 
 // ---- tarn/pool/arena/stream_order.hpp
 // Stream order: which stream may reuse which memory without synchronisation. Each stream has a domain: the
@@ -10642,7 +10649,7 @@ class stream_table {
       return;
     }
     made.previous_of_stream = first;
-    made.next_of_stream = std::exchange(domains_[first]->next_of_stream, place);
+    made.next_of_stream = detail::exchange(domains_[first]->next_of_stream, place);
     if (made.next_of_stream != neutral) domains_[made.next_of_stream]->previous_of_stream = place;
   }
   /// The first domain of a stream: an older stream under its handle was destroyed, or this one.
@@ -12270,7 +12277,7 @@ class front {
   /// Takes the cached large block out of the cache, to be returned to the heap.
   [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(cache_position const& at, std::size_t& bytes) noexcept {
     at.cache->lock.enter();
-    void* const p = is_open(at) ? std::exchange(at.of_stream->large_block, nullptr) : nullptr;
+    void* const p = is_open(at) ? detail::exchange(at.of_stream->large_block, nullptr) : nullptr;
     bytes = at.of_stream->large_bytes;
     if (p != nullptr) at.cache->count_held(0, bytes);
     at.cache->lock.leave();
@@ -12350,12 +12357,12 @@ class front {
     } else if (of_stream.of_capture.has(p)) {
       result = kept::twice;
     } else if (r.alignment <= default_alignment && of_stream.may_keep_large(p, r.block)) {
-      void* const before = std::exchange(of_stream.large_block, p);
+      void* const before = detail::exchange(of_stream.large_block, p);
       if (before == p) {
         result = kept::twice;
       } else {
         result = kept::yes;
-        displaced_bytes = std::exchange(of_stream.large_bytes, r.block);
+        displaced_bytes = detail::exchange(of_stream.large_bytes, r.block);
         cache.count_held(r.block, before != nullptr ? displaced_bytes : 0);
         displaced.blocks[0] = before;
         displaced.count = before != nullptr ? 1 : 0;
@@ -12592,7 +12599,7 @@ class front {
           cache.count_taken(size.bytes_in(k));
         }
       } else if (of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()) {
-        p = std::exchange(of_stream->large_block, nullptr);
+        p = detail::exchange(of_stream->large_block, nullptr);
         cache.count_taken(of_stream->large_bytes);
       } else if (of_stream->of_capture.count != 0) {
         p = of_stream->of_capture.take(size.large_bytes());
@@ -12731,7 +12738,7 @@ class front {
   void flush(stream_cache& of_stream) noexcept { flush(of_stream, of_stream.id); }
   void flush(stream_cache& of_stream, stream_id id) noexcept {
     if (of_stream.large_block != nullptr)
-      heap_.put_range(id, of_stream.stream, std::exchange(of_stream.large_block, nullptr),
+      heap_.put_range(id, of_stream.stream, detail::exchange(of_stream.large_block, nullptr),
                       of_stream.large_bytes);
     for (auto block = of_stream.of_capture.take_any(); block.p != nullptr;
          block = of_stream.of_capture.take_any())
@@ -12742,7 +12749,7 @@ class front {
   void return_classes(stream_cache& of_stream, stream_id id, unsigned first) noexcept {
     for (unsigned k = first; k < class_count; ++k) {
       magazine& m = of_stream.magazines[k];
-      if (m.count != 0) heap_.put(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
+      if (m.count != 0) heap_.put(id, of_stream.stream, k, m.blocks, detail::exchange(m.count, 0));
     }
   }
 
@@ -13390,7 +13397,6 @@ class end_mark {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 // ---- tarn/pool/order/reclaim.hpp
 // Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the
@@ -13402,14 +13408,12 @@ class end_mark {
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 // ---- tarn/pool/order/ordering.hpp
 // The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing
 // stream. Used only by the ladder, sweeps of streams that ended, trim() and ~pool().
 
 #include <cstdint>
-#include <utility>
 
 // ---- tarn/pool/order/mark_work.hpp
 // Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is
@@ -13716,10 +13720,11 @@ class ordering {
     return domain.shared_mark != 0 ? marks_[domain.shared_mark].event : domain.event;
   }
   void leave_shared(stream_domain& domain) noexcept {
-    if (slot_number const m = std::exchange(domain.shared_mark, 0); m != 0 && --marks_[m].users == 0) drop(m);
+    if (slot_number const m = detail::exchange(domain.shared_mark, 0); m != 0 && --marks_[m].users == 0)
+      drop(m);
   }
   /// Keeps a mark without users for later.
-  void drop(slot_number m) noexcept { marks_[m].next = std::exchange(unused_marks_, m); }
+  void drop(slot_number m) noexcept { marks_[m].next = detail::exchange(unused_marks_, m); }
 
   /// Marks together what streams of one device have freed. @throws std::bad_alloc, nothing has changed
   template <class Each>
@@ -13985,7 +13990,7 @@ void settle_part(growth_lock const&, arena& space, ordering<Driver>& order, may_
                  bool wait) {
   space.streams.for_each_in(part, [&](domain_ref d) {
     stream_domain& domain = space.streams[d];
-    if (std::exchange(domain.used, false)) domain.runs_marked = false;
+    if (detail::exchange(domain.used, false)) domain.runs_marked = false;
     mark_runs(domain);
     if (wait) {
       (void)order.finish(space, hot, d);
@@ -14085,7 +14090,7 @@ class graph_captures {
   /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which
   /// capture; nothing has changed
   [[nodiscard]] captured_stream of_use(stream_ref& stream) {
-    stream_ref const named = std::exchange(stream, heap_.with_identity(stream));
+    stream_ref const named = detail::exchange(stream, heap_.with_identity(stream));
     captured_stream const at = of_deallocation(stream.id(), named);
     if (at.is_captured() && at.owner == nullptr) refuse_unknown();
     return at;
@@ -14294,7 +14299,7 @@ class graph_captures {
       if (streams_[i].capture != number) continue;
       heap_.captured.clear(i);
       captured_handles::remove(streams_[i].stream);
-      return std::exchange(streams_[i], {}).captured_as;
+      return detail::exchange(streams_[i], {}).captured_as;
     }
     return 0;
   }
@@ -15496,7 +15501,6 @@ void sort(T* items, std::size_t count, Before const& before) {
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 // ---- tarn/pool/pages/view.hpp
 // A view: a second mapping that places handles next to each other that are not neighbours at their home
@@ -15628,7 +15632,7 @@ class whole_handles {
     std::size_t first = 0;
     for (std::size_t k = places.size(); k-- > 0;) {
       TARN_VISIT();
-      std::size_t const count = std::exchange(places[k], first);
+      std::size_t const count = detail::exchange(places[k], first);
       if (count != 0) sizes_.push_back({first, count, count, {}});
       first += count;
     }
@@ -15713,7 +15717,7 @@ class free_pieces {
     return x.bytes != y.bytes ? x.bytes < y.bytes : x.address < y.address;
   }
   void sort_starts() noexcept {
-    if (!std::exchange(are_sorted_, true)) sort(starts.begin(), starts.size(), smaller);
+    if (!detail::exchange(are_sorted_, true)) sort(starts.begin(), starts.size(), smaller);
   }
   /// The smallest start of at least `least` bytes that is not shown. O(log starts + slots of the view), and
   /// once a sort of the starts
@@ -17332,7 +17336,6 @@ void find_segments(growth_lock const& growing, Heap& heap, Front& front, segment
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 // ---- tarn/pool/relocate/kept_ranges.hpp
 // Which bytes of a handle must keep their addresses and contents while the pool sleeps or is compacted. Pure.
@@ -17398,7 +17401,7 @@ class page_compact {
     }
   }
   /// Whether compact() left a handle that is mapped nowhere; the next call returns false.
-  [[nodiscard]] bool take_unmapped() noexcept { return std::exchange(has_unmapped_, false); }
+  [[nodiscard]] bool take_unmapped() noexcept { return detail::exchange(has_unmapped_, false); }
 
   /// Number of contiguous stretches of kept bytes, counted by handle. O(ranges)
   [[nodiscard]] std::size_t stretches(arena const& a) const {
@@ -18409,7 +18412,6 @@ class page_growth {
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -18697,7 +18699,7 @@ class room_for_region {
   }
   void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
     if constexpr (has_tool) {
-      if (std::exchange(made_, false)) tool_.block_begins(p, bytes);
+      if (detail::exchange(made_, false)) tool_.block_begins(p, bytes);
     }
   }
 
@@ -18949,7 +18951,7 @@ class segment_growth {
   /// Removes a segment. O(1)
   segment remove(std::size_t index) noexcept {
     segment const gone = segments_[index];
-    segments_[index] = {nullptr, std::exchange(first_unused_, index)};
+    segments_[index] = {nullptr, detail::exchange(first_unused_, index)};
     return gone;
   }
 
@@ -20433,7 +20435,6 @@ class in_place {
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -20571,7 +20572,7 @@ class recorded_streams {
   void close() noexcept {
     lock held(mutex_);
     for (slot_number q = 1; q <= queues_.last(); ++q) {
-      for (slot_number u = std::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
+      for (slot_number u = detail::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
         recycle(held, q, uses_[u].event);
     }
     while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
@@ -20694,7 +20695,7 @@ class recorded_streams {
   /// Adds group `added` to group `g`.
   void join(slot_number g, slot_number added) noexcept {
     slot_number const tail = uses_[added].members != 0 ? uses_[added].last_member : added;
-    uses_[added].next = std::exchange(uses_[added].members, 0);
+    uses_[added].next = detail::exchange(uses_[added].members, 0);
     uses_[tail].next = uses_[g].members;
     if (uses_[g].members == 0) uses_[g].last_member = tail;
     uses_[g].members = added;
@@ -20712,7 +20713,7 @@ class recorded_streams {
     if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
       join(last, g);
       uses_[last].ticket = ticket;
-      return std::exchange(uses_[last].event, event);
+      return detail::exchange(uses_[last].event, event);
     }
     uses_[g].ticket = ticket;
     uses_[g].event = event;
@@ -20734,12 +20735,12 @@ class recorded_streams {
     std::uint64_t const ticket = ++clock_;
     of.uses_left = 1;
     slot_number others = 0;
-    for (slot_number u = std::exchange(of.uses, 0); u != 0;) {
+    for (slot_number u = detail::exchange(of.uses, 0); u != 0;) {
       slot_number const next = uses_[u].next;
       if (uses_[u].stream == freed.stream.id()) {
         drop(u);
       } else {
-        uses_[u].next = std::exchange(others, u);
+        uses_[u].next = detail::exchange(others, u);
         ++of.uses_left;
       }
       u = next;
@@ -20753,21 +20754,21 @@ class recorded_streams {
     deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     slot_number groups = 0;
     while (others != 0) {
-      slot_number const u = std::exchange(others, std::exchange(uses_[others].next, 0));
+      slot_number const u = detail::exchange(others, detail::exchange(uses_[others].next, 0));
       slot_number& gathered = queues_[uses_[u].queue].gathered;
       if (gathered != 0) {
         join(gathered, u);
       } else {
         gathered = u;
-        uses_[u].next = std::exchange(groups, u);
+        uses_[u].next = detail::exchange(groups, u);
       }
     }
     for (slot_number g = groups; g != 0; g = uses_[g].next) queues_[uses_[g].queue].gathered = 0;
     while (groups != 0) {
-      slot_number const g = std::exchange(groups, std::exchange(uses_[groups].next, 0));
+      slot_number const g = detail::exchange(groups, detail::exchange(uses_[groups].next, 0));
       if (!mark(held, g, ticket)) continue;
       of.uses_left -= uses_[g].count;
-      for (slot_number u = uses_[g].members; u != 0;) drop(std::exchange(u, uses_[u].next));
+      for (slot_number u = uses_[g].members; u != 0;) drop(detail::exchange(u, uses_[u].next));
       drop(g);
     }
     if (--of.uses_left != 0) return true;
@@ -20812,7 +20813,7 @@ class recorded_streams {
   }
   /// Retries all uses of a queue that could not be marked: one event covers them all.
   void mark_again(lock& held, slot_number q) noexcept {
-    slot_number const g = std::exchange(queues_[q].unmarked, 0);
+    slot_number const g = detail::exchange(queues_[q].unmarked, 0);
     if (g != 0 && mark(held, g, ++clock_)) is_over(g);
   }
 
@@ -22319,7 +22320,6 @@ std::size_t keep_headroom(Resource const& memory, source_location where = source
 
 #include <atomic>
 #include <cstddef>
-#include <utility>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -22386,7 +22386,7 @@ class byte_budget {
   /// Sets the limit, and returns the previous one; bounds stay. Requests above it that wait get nothing.
   std::size_t set_limit(std::size_t limit) noexcept {
     scoped_lock const guard(lock_);
-    std::size_t const before = std::exchange(own_limit_, limit);
+    std::size_t const before = detail::exchange(own_limit_, limit);
     end_hopeless_waits();
     put_in_force();
     return before;
@@ -22396,7 +22396,7 @@ class byte_budget {
     scoped_lock const guard(lock_);
     std::size_t const now = used();
     bound.bytes = more < ~std::size_t{0} - now ? now + more : ~std::size_t{0};
-    bound.next = std::exchange(bounds_, &bound);
+    bound.next = detail::exchange(bounds_, &bound);
     put_in_force();
   }
   /// Ends a bound. O(bounds).
@@ -22907,7 +22907,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   }
   ~traced_layer() {
     (void)flush();
-    if (file_ != nullptr && owned_ && std::fclose(std::exchange(file_, nullptr)) != 0) complain();
+    if (file_ != nullptr && owned_ && std::fclose(detail::exchange(file_, nullptr)) != 0) complain();
   }
 
   void* around_allocate(request const& r, auto const& next) {
@@ -22994,7 +22994,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     if (std::uint32_t const known = streams_.find(key); known != 0) return known;
     constexpr std::uint32_t last = most_trace_streams - 1;
     if (streams_.size() == last - 1) {
-      if (!std::exchange(streams_are_shared_, true)) put("# all further streams share the last number\n");
+      if (!detail::exchange(streams_are_shared_, true)) put("# all further streams share the last number\n");
       return last;
     }
     streams_.make_room(1);
@@ -24528,7 +24528,7 @@ class basic_stream {
     }
   }
   basic_stream(basic_stream&& other) noexcept
-      : driver_(other.driver_), stream_(std::exchange(other.stream_, stream_ref{})) {}
+      : driver_(other.driver_), stream_(detail::exchange(other.stream_, stream_ref{})) {}
   /// Destroys the stream owned so far. Self-move changes nothing.
   basic_stream& operator=(basic_stream&& other) noexcept {
     basic_stream stolen(std::move(other));
@@ -24822,7 +24822,7 @@ class owned_elements {
   /// capacity() elements had before the call.
   [[nodiscard]] T* release() noexcept {
     size_ = capacity_ = 0;
-    return std::exchange(data_, nullptr);
+    return detail::exchange(data_, nullptr);
   }
 
  protected:
@@ -24839,9 +24839,9 @@ class owned_elements {
       : memory_(other.memory_),
         stream_(other.stream_),
         alignment_(other.alignment_),
-        data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)),
-        capacity_(std::exchange(other.capacity_, 0)) {}
+        data_(detail::exchange(other.data_, nullptr)),
+        size_(detail::exchange(other.size_, 0)),
+        capacity_(detail::exchange(other.capacity_, 0)) {}
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   owned_elements& operator=(owned_elements&& other) noexcept {
     owned_elements stolen(std::move(other));
@@ -25181,8 +25181,8 @@ class device_ptr {
   device_ptr(device_ptr&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
-        p_(std::exchange(other.p_, nullptr)),
-        count_(std::exchange(other.count_, 0)) {}
+        p_(detail::exchange(other.p_, nullptr)),
+        count_(detail::exchange(other.count_, 0)) {}
   /// Takes over a pointer to elements that are not const.
   template <class U>
     requires(std::is_const_v<element_type> && std::is_same_v<U const, T>)
@@ -25251,7 +25251,7 @@ class device_ptr {
   /// the call.
   [[nodiscard]] pointer release() noexcept {
     count_ = 0;
-    return std::exchange(p_, nullptr);
+    return detail::exchange(p_, nullptr);
   }
   /// Frees the owned memory.
   void reset(std::nullptr_t = nullptr) noexcept { replace(nullptr, 0); }
@@ -25288,8 +25288,8 @@ class device_ptr {
   void replace(pointer p, std::size_t count) noexcept {
     static_assert(std::is_trivially_copyable_v<element_type>,
                   "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
-    pointer const old = std::exchange(p_, p);
-    std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
+    pointer const old = detail::exchange(p_, p);
+    std::size_t const old_count = detail::exchange(count_, p != nullptr ? count : 0);
     if (old == nullptr) return;
     detail::free_block(memory_, stream_, block_of(old), old_count * sizeof(element_type), alignment());
   }
@@ -25541,11 +25541,11 @@ class growing_buffer {
   /// The moved-from buffer is empty and cannot grow: its addresses are this one's.
   growing_buffer(growing_buffer&& other) noexcept
       : copied_(std::move(other.copied_)),
-        base_(std::exchange(other.base_, nullptr)),
-        most_(std::exchange(other.most_, 0)),
+        base_(detail::exchange(other.base_, nullptr)),
+        most_(detail::exchange(other.most_, 0)),
         step_(other.step_),
-        size_(std::exchange(other.size_, 0)),
-        held_(std::exchange(other.held_, 0)),
+        size_(detail::exchange(other.size_, 0)),
+        held_(detail::exchange(other.held_, 0)),
         steps_(std::move(other.steps_)) {}
   growing_buffer& operator=(growing_buffer&& other) noexcept {
     growing_buffer stolen(std::move(other));

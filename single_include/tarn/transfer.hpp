@@ -674,7 +674,7 @@ class batch_collector {
 
   /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
-    if (!std::exchange(started_, true) && end_ != 0) start();
+    if (!detail::exchange(started_, true) && end_ != 0) start();
     return iterator(*this);
   }
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
@@ -1791,7 +1791,7 @@ class evict_scope {
   template <class Slot>
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
-    void* const host = std::exchange(s.host, nullptr);
+    void* const host = detail::exchange(s.host, nullptr);
     detail::free_block(pinned_, stream_, host, s.bytes(), alignment_of(s));
   }
   void give_host_memory() noexcept {
@@ -1805,7 +1805,7 @@ class evict_scope {
     return capturing || driver().synchronize_stream(stream_).ok();
   }
   void forget_event() noexcept {
-    if (copied_ != nullptr) (void)driver().destroy_event(std::exchange(copied_, nullptr));
+    if (copied_ != nullptr) (void)driver().destroy_event(detail::exchange(copied_, nullptr));
   }
 
   /// Reports lost elements. Called inside the catch block of what bring_back() threw.
@@ -1884,7 +1884,7 @@ class unique_descriptor {
   /// -1 if it owns none.
   [[nodiscard]] int get() const noexcept { return descriptor_; }
   /// Releases ownership without closing.
-  [[nodiscard]] int release() noexcept { return std::exchange(descriptor_, -1); }
+  [[nodiscard]] int release() noexcept { return detail::exchange(descriptor_, -1); }
   explicit operator bool() const noexcept { return descriptor_ >= 0; }
   /// A program that this process starts does not get the descriptor.
   void close_on_exec() const noexcept {
@@ -3658,7 +3658,7 @@ class batch_stream {
 
   /// Starts the loop on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
-    if (!std::exchange(started_, true) && end_ != 0) start();
+    if (!detail::exchange(started_, true) && end_ != 0) start();
     return iterator(*this);
   }
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }

@@ -205,6 +205,17 @@ TEST_CASE("min_of and max_of return either argument when they are equal", "[core
   CHECK(max_of(std::size_t{0}, ~std::size_t{0}) == ~std::size_t{0});
 }
 
+TEST_CASE("exchange gives an object a new value and returns the old one", "[core][min_max]") {
+  std::size_t n = 3;
+  CHECK(exchange(n, 4) == 3);
+  CHECK(n == 4);
+  sequence<std::uint64_t> numbers, none;
+  numbers.push_back(std::uint64_t{7});
+  sequence<std::uint64_t> const taken = exchange(numbers, static_cast<sequence<std::uint64_t>&&>(none));
+  CHECK(taken.size() == 1);
+  CHECK(numbers.empty());
+}
+
 TEST_CASE("sequence throws bad_alloc if the bytes overflow, and keeps its elements", "[core][sequence]") {
   sequence<std::uint64_t> numbers;
   numbers.push_back(std::uint64_t{7});

@@ -258,8 +258,8 @@ PLANTED = {
         Mutant(
             "magazines are returned to the heap as unowned",
             "pool/cache/front.hpp",
-            "heap_.put(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));",
-            "heap_.put(neutral_id, {}, k, m.blocks, std::exchange(m.count, 0));",
+            "heap_.put(id, of_stream.stream, k, m.blocks, detail::exchange(m.count, 0));",
+            "heap_.put(neutral_id, {}, k, m.blocks, detail::exchange(m.count, 0));",
         ),
     ],
     "the pool waits for a destroyed stream's work and does not use its handle": [
@@ -387,7 +387,7 @@ PLANTED = {
             "one complete use counts as all uses",
             "pool/order/recorded_streams.hpp",
             "if (--blocks_[b].uses_left != 0) continue;",
-            "if (std::exchange(blocks_[b].uses_left, 0u) == 0) continue;",
+            "if (detail::exchange(blocks_[b].uses_left, 0u) == 0) continue;",
         ),
         Mutant(
             "a use that cannot be marked yet is lost",
@@ -477,8 +477,8 @@ PLANTED = {
         Mutant(
             "flush loses half a magazine",
             "pool/cache/front.hpp",
-            "put(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));",
-            "put(id, of_stream.stream, k, m.blocks, (std::exchange(m.count, 0) + 1) / 2);",
+            "put(id, of_stream.stream, k, m.blocks, detail::exchange(m.count, 0));",
+            "put(id, of_stream.stream, k, m.blocks, (detail::exchange(m.count, 0) + 1) / 2);",
         ),
         Mutant(
             "rows that a thread caches wait until the pool grows",
@@ -1374,7 +1374,7 @@ PLANTED = {
         Mutant(
             "a moved page_pin ends, too",
             "sharing/page_pin.hpp",
-            ": memory_(other.memory_), p_(std::exchange(other.p_, nullptr)), bytes_(other.bytes_) {}",
+            ": memory_(other.memory_), p_(detail::exchange(other.p_, nullptr)), bytes_(other.bytes_) {}",
             ": memory_(other.memory_), p_(other.p_), bytes_(other.bytes_) {}",
         ),
         Mutant(
@@ -1597,7 +1597,7 @@ PLANTED = {
         Mutant(
             "an owner that is assigned to leaves its registrations to the other",
             "sharing/page_registrations.hpp",
-            "    added_ = std::exchange(other.added_, 0);\n",
+            "    added_ = detail::exchange(other.added_, 0);\n",
             "    added_ = other.added_;\n",
             finder="tests/raii/moved_from.cpp",
         ),
@@ -1745,7 +1745,7 @@ PLANTED = {
         Mutant(
             "the cached large block is returned before it is removed from the cache",
             "pool/cache/front.hpp",
-            "    void* const p = is_open(at) ? std::exchange(at.of_stream->large_block, nullptr) : nullptr;\n",
+            "    void* const p = is_open(at) ? detail::exchange(at.of_stream->large_block, nullptr) : nullptr;\n",
             "    void* const p = is_open(at) ? at.of_stream->large_block : nullptr;\n",
             more=(
                 (

@@ -5,9 +5,8 @@
 
 #include <cstddef>
 #include <new>
-#include <type_traits>
-#include <utility>
 
+#include "tarn/core/min_max.hpp"
 #include "tarn/version.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -24,7 +23,7 @@ class sequence {
     return *this;
   }
   ~sequence() {
-    static_assert(std::is_nothrow_move_constructible_v<T> && alignof(T) <= alignof(std::max_align_t));
+    static_assert(noexcept(T(static_cast<T&&>(*items_))) && alignof(T) <= alignof(std::max_align_t));
     clear();
     ::operator delete(items_);
   }
@@ -70,9 +69,9 @@ class sequence {
     pop_back();
   }
   void swap(sequence& other) noexcept {
-    std::swap(items_, other.items_);
-    std::swap(size_, other.size_);
-    std::swap(capacity_, other.capacity_);
+    items_ = detail::exchange(other.items_, items_);
+    size_ = detail::exchange(other.size_, size_);
+    capacity_ = detail::exchange(other.capacity_, capacity_);
   }
 
   [[nodiscard]] T* begin() noexcept { return items_; }

@@ -15,6 +15,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/location_scope.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"
@@ -158,7 +159,7 @@ class shared_resource : public call_names<shared_resource<Layer>>,
   shared_resource(shared_resource const& other) noexcept : block_(other.block_) {
     if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
   }
-  shared_resource(shared_resource&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  shared_resource(shared_resource&& other) noexcept : block_(detail::exchange(other.block_, nullptr)) {}
   shared_resource& operator=(shared_resource other) noexcept {
     std::swap(block_, other.block_);
     return *this;

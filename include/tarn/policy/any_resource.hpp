@@ -12,6 +12,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/location_scope.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
@@ -154,7 +155,7 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
   basic_any_resource(basic_any_resource const& other) noexcept : pool_(other.pool_) {
     if (pool_ != nullptr) pool_->references.fetch_add(1, std::memory_order_relaxed);
   }
-  basic_any_resource(basic_any_resource&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)) {}
+  basic_any_resource(basic_any_resource&& other) noexcept : pool_(detail::exchange(other.pool_, nullptr)) {}
   basic_any_resource& operator=(basic_any_resource other) noexcept {
     std::swap(pool_, other.pool_);
     return *this;

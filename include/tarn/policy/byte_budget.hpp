@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
@@ -77,7 +76,7 @@ class byte_budget {
   /// Sets the limit, and returns the previous one; bounds stay. Requests above it that wait get nothing.
   std::size_t set_limit(std::size_t limit) noexcept {
     scoped_lock const guard(lock_);
-    std::size_t const before = std::exchange(own_limit_, limit);
+    std::size_t const before = detail::exchange(own_limit_, limit);
     end_hopeless_waits();
     put_in_force();
     return before;
@@ -87,7 +86,7 @@ class byte_budget {
     scoped_lock const guard(lock_);
     std::size_t const now = used();
     bound.bytes = more < ~std::size_t{0} - now ? now + more : ~std::size_t{0};
-    bound.next = std::exchange(bounds_, &bound);
+    bound.next = detail::exchange(bounds_, &bound);
     put_in_force();
   }
   /// Ends a bound. O(bounds).

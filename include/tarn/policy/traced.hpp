@@ -16,6 +16,7 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/policy/compose.hpp"
@@ -160,7 +161,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   }
   ~traced_layer() {
     (void)flush();
-    if (file_ != nullptr && owned_ && std::fclose(std::exchange(file_, nullptr)) != 0) complain();
+    if (file_ != nullptr && owned_ && std::fclose(detail::exchange(file_, nullptr)) != 0) complain();
   }
 
   void* around_allocate(request const& r, auto const& next) {
@@ -247,7 +248,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     if (std::uint32_t const known = streams_.find(key); known != 0) return known;
     constexpr std::uint32_t last = most_trace_streams - 1;
     if (streams_.size() == last - 1) {
-      if (!std::exchange(streams_are_shared_, true)) put("# all further streams share the last number\n");
+      if (!detail::exchange(streams_are_shared_, true)) put("# all further streams share the last number\n");
       return last;
     }
     streams_.make_room(1);

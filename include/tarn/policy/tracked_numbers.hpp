@@ -28,7 +28,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/combining_lock.hpp"
@@ -245,7 +244,7 @@ class tracked_numbers {
     (void)mine.publish(sums_[0]);
     if (!overlapped_ && owner_ != place) {
       ++generation_;
-      unsigned const former = std::exchange(owner_, place);
+      unsigned const former = detail::exchange(owner_, place);
       (void)publish_of(former);
       if (publish_of(former)) note_overlap();
     }

@@ -11,6 +11,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/layers.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/stream.hpp"
@@ -54,8 +55,8 @@ class device_ptr {
   device_ptr(device_ptr&& other) noexcept
       : memory_(other.memory_),
         stream_(other.stream_),
-        p_(std::exchange(other.p_, nullptr)),
-        count_(std::exchange(other.count_, 0)) {}
+        p_(detail::exchange(other.p_, nullptr)),
+        count_(detail::exchange(other.count_, 0)) {}
   /// Takes over a pointer to elements that are not const.
   template <class U>
     requires(std::is_const_v<element_type> && std::is_same_v<U const, T>)
@@ -124,7 +125,7 @@ class device_ptr {
   /// the call.
   [[nodiscard]] pointer release() noexcept {
     count_ = 0;
-    return std::exchange(p_, nullptr);
+    return detail::exchange(p_, nullptr);
   }
   /// Frees the owned memory.
   void reset(std::nullptr_t = nullptr) noexcept { replace(nullptr, 0); }
@@ -161,8 +162,8 @@ class device_ptr {
   void replace(pointer p, std::size_t count) noexcept {
     static_assert(std::is_trivially_copyable_v<element_type>,
                   "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
-    pointer const old = std::exchange(p_, p);
-    std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
+    pointer const old = detail::exchange(p_, p);
+    std::size_t const old_count = detail::exchange(count_, p != nullptr ? count : 0);
     if (old == nullptr) return;
     detail::free_block(memory_, stream_, block_of(old), old_count * sizeof(element_type), alignment());
   }

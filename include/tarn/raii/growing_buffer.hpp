@@ -86,11 +86,11 @@ class growing_buffer {
   /// The moved-from buffer is empty and cannot grow: its addresses are this one's.
   growing_buffer(growing_buffer&& other) noexcept
       : copied_(std::move(other.copied_)),
-        base_(std::exchange(other.base_, nullptr)),
-        most_(std::exchange(other.most_, 0)),
+        base_(detail::exchange(other.base_, nullptr)),
+        most_(detail::exchange(other.most_, 0)),
         step_(other.step_),
-        size_(std::exchange(other.size_, 0)),
-        held_(std::exchange(other.held_, 0)),
+        size_(detail::exchange(other.size_, 0)),
+        held_(detail::exchange(other.held_, 0)),
         steps_(std::move(other.steps_)) {}
   growing_buffer& operator=(growing_buffer&& other) noexcept {
     growing_buffer stolen(std::move(other));

@@ -70,7 +70,7 @@ class owned_elements {
   /// capacity() elements had before the call.
   [[nodiscard]] T* release() noexcept {
     size_ = capacity_ = 0;
-    return std::exchange(data_, nullptr);
+    return detail::exchange(data_, nullptr);
   }
 
  protected:
@@ -87,9 +87,9 @@ class owned_elements {
       : memory_(other.memory_),
         stream_(other.stream_),
         alignment_(other.alignment_),
-        data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)),
-        capacity_(std::exchange(other.capacity_, 0)) {}
+        data_(detail::exchange(other.data_, nullptr)),
+        size_(detail::exchange(other.size_, 0)),
+        capacity_(detail::exchange(other.capacity_, 0)) {}
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   owned_elements& operator=(owned_elements&& other) noexcept {
     owned_elements stolen(std::move(other));

@@ -8,6 +8,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
@@ -94,7 +95,7 @@ class basic_stream {
     }
   }
   basic_stream(basic_stream&& other) noexcept
-      : driver_(other.driver_), stream_(std::exchange(other.stream_, stream_ref{})) {}
+      : driver_(other.driver_), stream_(detail::exchange(other.stream_, stream_ref{})) {}
   /// Destroys the stream owned so far. Self-move changes nothing.
   basic_stream& operator=(basic_stream&& other) noexcept {
     basic_stream stolen(std::move(other));

@@ -10,6 +10,7 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
@@ -77,13 +78,13 @@ class [[nodiscard]] page_pin {
     }
   }
   page_pin(page_pin&& other) noexcept
-      : memory_(other.memory_), p_(std::exchange(other.p_, nullptr)), bytes_(other.bytes_) {}
+      : memory_(other.memory_), p_(detail::exchange(other.p_, nullptr)), bytes_(other.bytes_) {}
   /// Ends this pin, and takes over the other.
   page_pin& operator=(page_pin&& other) noexcept {
     if (this == &other) return *this;
     end();
     memory_ = other.memory_;
-    p_ = std::exchange(other.p_, nullptr);
+    p_ = detail::exchange(other.p_, nullptr);
     bytes_ = other.bytes_;
     return *this;
   }

@@ -22,6 +22,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/raii/copy.hpp"
@@ -258,7 +259,7 @@ class evict_scope {
   template <class Slot>
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
-    void* const host = std::exchange(s.host, nullptr);
+    void* const host = detail::exchange(s.host, nullptr);
     detail::free_block(pinned_, stream_, host, s.bytes(), alignment_of(s));
   }
   void give_host_memory() noexcept {
@@ -272,7 +273,7 @@ class evict_scope {
     return capturing || driver().synchronize_stream(stream_).ok();
   }
   void forget_event() noexcept {
-    if (copied_ != nullptr) (void)driver().destroy_event(std::exchange(copied_, nullptr));
+    if (copied_ != nullptr) (void)driver().destroy_event(detail::exchange(copied_, nullptr));
   }
 
   /// Reports lost elements. Called inside the catch block of what bring_back() threw.

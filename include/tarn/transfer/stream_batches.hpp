@@ -65,7 +65,7 @@ class batch_stream {
 
   /// Starts the loop on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
-    if (!std::exchange(started_, true) && end_ != 0) start();
+    if (!detail::exchange(started_, true) && end_ != 0) start();
     return iterator(*this);
   }
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }

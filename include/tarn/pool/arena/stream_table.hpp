@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <utility>
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/config.hpp"
@@ -254,7 +253,7 @@ class stream_table {
       return;
     }
     made.previous_of_stream = first;
-    made.next_of_stream = std::exchange(domains_[first]->next_of_stream, place);
+    made.next_of_stream = detail::exchange(domains_[first]->next_of_stream, place);
     if (made.next_of_stream != neutral) domains_[made.next_of_stream]->previous_of_stream = place;
   }
   /// The first domain of a stream: an older stream under its handle was destroyed, or this one.

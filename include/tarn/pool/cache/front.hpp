@@ -18,6 +18,7 @@
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
@@ -119,7 +120,7 @@ class front {
   /// Takes the cached large block out of the cache, to be returned to the heap.
   [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(cache_position const& at, std::size_t& bytes) noexcept {
     at.cache->lock.enter();
-    void* const p = is_open(at) ? std::exchange(at.of_stream->large_block, nullptr) : nullptr;
+    void* const p = is_open(at) ? detail::exchange(at.of_stream->large_block, nullptr) : nullptr;
     bytes = at.of_stream->large_bytes;
     if (p != nullptr) at.cache->count_held(0, bytes);
     at.cache->lock.leave();
@@ -199,12 +200,12 @@ class front {
     } else if (of_stream.of_capture.has(p)) {
       result = kept::twice;
     } else if (r.alignment <= default_alignment && of_stream.may_keep_large(p, r.block)) {
-      void* const before = std::exchange(of_stream.large_block, p);
+      void* const before = detail::exchange(of_stream.large_block, p);
       if (before == p) {
         result = kept::twice;
       } else {
         result = kept::yes;
-        displaced_bytes = std::exchange(of_stream.large_bytes, r.block);
+        displaced_bytes = detail::exchange(of_stream.large_bytes, r.block);
         cache.count_held(r.block, before != nullptr ? displaced_bytes : 0);
         displaced.blocks[0] = before;
         displaced.count = before != nullptr ? 1 : 0;
@@ -441,7 +442,7 @@ class front {
           cache.count_taken(size.bytes_in(k));
         }
       } else if (of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()) {
-        p = std::exchange(of_stream->large_block, nullptr);
+        p = detail::exchange(of_stream->large_block, nullptr);
         cache.count_taken(of_stream->large_bytes);
       } else if (of_stream->of_capture.count != 0) {
         p = of_stream->of_capture.take(size.large_bytes());
@@ -580,7 +581,7 @@ class front {
   void flush(stream_cache& of_stream) noexcept { flush(of_stream, of_stream.id); }
   void flush(stream_cache& of_stream, stream_id id) noexcept {
     if (of_stream.large_block != nullptr)
-      heap_.put_range(id, of_stream.stream, std::exchange(of_stream.large_block, nullptr),
+      heap_.put_range(id, of_stream.stream, detail::exchange(of_stream.large_block, nullptr),
                       of_stream.large_bytes);
     for (auto block = of_stream.of_capture.take_any(); block.p != nullptr;
          block = of_stream.of_capture.take_any())
@@ -591,7 +592,7 @@ class front {
   void return_classes(stream_cache& of_stream, stream_id id, unsigned first) noexcept {
     for (unsigned k = first; k < class_count; ++k) {
       magazine& m = of_stream.magazines[k];
-      if (m.count != 0) heap_.put(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
+      if (m.count != 0) heap_.put(id, of_stream.stream, k, m.blocks, detail::exchange(m.count, 0));
     }
   }
 

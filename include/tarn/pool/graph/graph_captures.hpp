@@ -5,11 +5,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/graph_owner.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/thread_tag.hpp"
@@ -78,7 +78,7 @@ class graph_captures {
   /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which
   /// capture; nothing has changed
   [[nodiscard]] captured_stream of_use(stream_ref& stream) {
-    stream_ref const named = std::exchange(stream, heap_.with_identity(stream));
+    stream_ref const named = detail::exchange(stream, heap_.with_identity(stream));
     captured_stream const at = of_deallocation(stream.id(), named);
     if (at.is_captured() && at.owner == nullptr) refuse_unknown();
     return at;
@@ -287,7 +287,7 @@ class graph_captures {
       if (streams_[i].capture != number) continue;
       heap_.captured.clear(i);
       captured_handles::remove(streams_[i].stream);
-      return std::exchange(streams_[i], {}).captured_as;
+      return detail::exchange(streams_[i], {}).captured_as;
     }
     return 0;
   }

@@ -4,7 +4,6 @@
 // stream. Used only by the ladder, sweeps of streams that ended, trim() and ~pool().
 
 #include <cstdint>
-#include <utility>
 
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/sequence.hpp"
@@ -211,10 +210,11 @@ class ordering {
     return domain.shared_mark != 0 ? marks_[domain.shared_mark].event : domain.event;
   }
   void leave_shared(stream_domain& domain) noexcept {
-    if (slot_number const m = std::exchange(domain.shared_mark, 0); m != 0 && --marks_[m].users == 0) drop(m);
+    if (slot_number const m = detail::exchange(domain.shared_mark, 0); m != 0 && --marks_[m].users == 0)
+      drop(m);
   }
   /// Keeps a mark without users for later.
-  void drop(slot_number m) noexcept { marks_[m].next = std::exchange(unused_marks_, m); }
+  void drop(slot_number m) noexcept { marks_[m].next = detail::exchange(unused_marks_, m); }
 
   /// Marks together what streams of one device have freed. @throws std::bad_alloc, nothing has changed
   template <class Each>

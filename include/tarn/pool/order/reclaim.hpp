@@ -9,8 +9,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
+#include "tarn/core/min_max.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
@@ -206,7 +206,7 @@ void settle_part(growth_lock const&, arena& space, ordering<Driver>& order, may_
                  bool wait) {
   space.streams.for_each_in(part, [&](domain_ref d) {
     stream_domain& domain = space.streams[d];
-    if (std::exchange(domain.used, false)) domain.runs_marked = false;
+    if (detail::exchange(domain.used, false)) domain.runs_marked = false;
     mark_runs(domain);
     if (wait) {
       (void)order.finish(space, hot, d);

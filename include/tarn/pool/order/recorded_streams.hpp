@@ -21,10 +21,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/all_work.hpp"
@@ -172,7 +172,7 @@ class recorded_streams {
   void close() noexcept {
     lock held(mutex_);
     for (slot_number q = 1; q <= queues_.last(); ++q) {
-      for (slot_number u = std::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
+      for (slot_number u = detail::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
         recycle(held, q, uses_[u].event);
     }
     while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
@@ -295,7 +295,7 @@ class recorded_streams {
   /// Adds group `added` to group `g`.
   void join(slot_number g, slot_number added) noexcept {
     slot_number const tail = uses_[added].members != 0 ? uses_[added].last_member : added;
-    uses_[added].next = std::exchange(uses_[added].members, 0);
+    uses_[added].next = detail::exchange(uses_[added].members, 0);
     uses_[tail].next = uses_[g].members;
     if (uses_[g].members == 0) uses_[g].last_member = tail;
     uses_[g].members = added;
@@ -313,7 +313,7 @@ class recorded_streams {
     if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
       join(last, g);
       uses_[last].ticket = ticket;
-      return std::exchange(uses_[last].event, event);
+      return detail::exchange(uses_[last].event, event);
     }
     uses_[g].ticket = ticket;
     uses_[g].event = event;
@@ -335,12 +335,12 @@ class recorded_streams {
     std::uint64_t const ticket = ++clock_;
     of.uses_left = 1;
     slot_number others = 0;
-    for (slot_number u = std::exchange(of.uses, 0); u != 0;) {
+    for (slot_number u = detail::exchange(of.uses, 0); u != 0;) {
       slot_number const next = uses_[u].next;
       if (uses_[u].stream == freed.stream.id()) {
         drop(u);
       } else {
-        uses_[u].next = std::exchange(others, u);
+        uses_[u].next = detail::exchange(others, u);
         ++of.uses_left;
       }
       u = next;
@@ -354,21 +354,21 @@ class recorded_streams {
     deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     slot_number groups = 0;
     while (others != 0) {
-      slot_number const u = std::exchange(others, std::exchange(uses_[others].next, 0));
+      slot_number const u = detail::exchange(others, detail::exchange(uses_[others].next, 0));
       slot_number& gathered = queues_[uses_[u].queue].gathered;
       if (gathered != 0) {
         join(gathered, u);
       } else {
         gathered = u;
-        uses_[u].next = std::exchange(groups, u);
+        uses_[u].next = detail::exchange(groups, u);
       }
     }
     for (slot_number g = groups; g != 0; g = uses_[g].next) queues_[uses_[g].queue].gathered = 0;
     while (groups != 0) {
-      slot_number const g = std::exchange(groups, std::exchange(uses_[groups].next, 0));
+      slot_number const g = detail::exchange(groups, detail::exchange(uses_[groups].next, 0));
       if (!mark(held, g, ticket)) continue;
       of.uses_left -= uses_[g].count;
-      for (slot_number u = uses_[g].members; u != 0;) drop(std::exchange(u, uses_[u].next));
+      for (slot_number u = uses_[g].members; u != 0;) drop(detail::exchange(u, uses_[u].next));
       drop(g);
     }
     if (--of.uses_left != 0) return true;
@@ -413,7 +413,7 @@ class recorded_streams {
   }
   /// Retries all uses of a queue that could not be marked: one event covers them all.
   void mark_again(lock& held, slot_number q) noexcept {
-    slot_number const g = std::exchange(queues_[q].unmarked, 0);
+    slot_number const g = detail::exchange(queues_[q].unmarked, 0);
     if (g != 0 && mark(held, g, ++clock_)) is_over(g);
   }
 

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/min_max.hpp"
@@ -85,7 +84,7 @@ class whole_handles {
     std::size_t first = 0;
     for (std::size_t k = places.size(); k-- > 0;) {
       TARN_VISIT();
-      std::size_t const count = std::exchange(places[k], first);
+      std::size_t const count = detail::exchange(places[k], first);
       if (count != 0) sizes_.push_back({first, count, count, {}});
       first += count;
     }
@@ -170,7 +169,7 @@ class free_pieces {
     return x.bytes != y.bytes ? x.bytes < y.bytes : x.address < y.address;
   }
   void sort_starts() noexcept {
-    if (!std::exchange(are_sorted_, true)) sort(starts.begin(), starts.size(), smaller);
+    if (!detail::exchange(are_sorted_, true)) sort(starts.begin(), starts.size(), smaller);
   }
   /// The smallest start of at least `least` bytes that is not shown. O(log starts + slots of the view), and
   /// once a sort of the starts

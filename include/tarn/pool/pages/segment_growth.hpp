@@ -266,7 +266,7 @@ class segment_growth {
   /// Removes a segment. O(1)
   segment remove(std::size_t index) noexcept {
     segment const gone = segments_[index];
-    segments_[index] = {nullptr, std::exchange(first_unused_, index)};
+    segments_[index] = {nullptr, detail::exchange(first_unused_, index)};
     return gone;
   }
 

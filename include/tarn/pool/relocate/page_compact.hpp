@@ -13,10 +13,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/stream.hpp"
@@ -54,7 +54,7 @@ class page_compact {
     }
   }
   /// Whether compact() left a handle that is mapped nowhere; the next call returns false.
-  [[nodiscard]] bool take_unmapped() noexcept { return std::exchange(has_unmapped_, false); }
+  [[nodiscard]] bool take_unmapped() noexcept { return detail::exchange(has_unmapped_, false); }
 
   /// Number of contiguous stretches of kept bytes, counted by handle. O(ranges)
   [[nodiscard]] std::size_t stretches(arena const& a) const {

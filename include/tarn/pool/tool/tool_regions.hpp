@@ -17,11 +17,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
@@ -318,7 +318,7 @@ class room_for_region {
   }
   void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
     if constexpr (has_tool) {
-      if (std::exchange(made_, false)) tool_.block_begins(p, bytes);
+      if (detail::exchange(made_, false)) tool_.block_begins(p, bytes);
     }
   }
 
