@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_43529d2e
+#define TARN_NAMESPACE tarn::inline v0_2_0_d99e5e25
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -592,7 +592,6 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 // ---- tarn/core/error.hpp
 // The exception types and status codes of tarn. Numbers are fields; texts are built without allocating.
@@ -1014,7 +1013,7 @@ inline constexpr std::size_t max_alignment = 2_MiB;
 }
 
 /// Largest size of a single request, bytes: leaves room to round up without wrapping.
-inline constexpr std::size_t max_request_bytes = (std::numeric_limits<std::size_t>::max)() / 4;
+inline constexpr std::size_t max_request_bytes = ~std::size_t{0} / 4;
 
 /// Returns the bytes of `count` elements of `element_bytes` each.
 /// @throws length_error  the product does not fit in size_t
@@ -6960,7 +6959,6 @@ concept allocates_for_owners =
 #include <atomic>
 #include <concepts>
 #include <cstddef>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -7015,12 +7013,6 @@ class call_names {
 };
 
 namespace detail {
-
-/// Constructs the upstream from all arguments but the last.
-template <class Upstream, class Tuple, std::size_t... N>
-Upstream make_upstream(Tuple&& arguments, std::index_sequence<N...>) {
-  return Upstream(std::get<N>(std::forward<Tuple>(arguments))...);
-}
 
 template <class Layer>
 concept passes_pages = requires(Layer& l, std::size_t bytes, void* p, page_handle handle) {
@@ -7092,11 +7084,7 @@ class shared_resource : public call_names<shared_resource<Layer>>,
                     "tarn: this layer cannot be made from its upstream alone; pass its policy's options too");
       block_ = new block(upstream_type(std::forward<First>(first)));
     } else {
-      auto all = std::forward_as_tuple(std::forward<First>(first), std::forward<Rest>(rest)...);
-      constexpr std::size_t below = sizeof...(Rest);
-      block_ =
-          new block(detail::make_upstream<upstream_type>(std::move(all), std::make_index_sequence<below>{}),
-                    std::get<below>(std::move(all)));
+      block_ = make_block<sizeof...(Rest)>(std::forward<First>(first), std::forward<Rest>(rest)...);
     }
   }
 
@@ -7305,6 +7293,17 @@ class shared_resource : public call_names<shared_resource<Layer>>,
     std::atomic<std::size_t> references{1};
     Layer layer;
   };
+  /// Makes the layer from the last argument, over an upstream from all others: moves as many of the first
+  /// arguments to the end. Without std::tuple, which costs a compiler more than this header.
+  template <std::size_t ToMove, class First, class... Rest>
+  static block* make_block(First&& first, Rest&&... rest) {
+    if constexpr (ToMove != 0) {
+      return make_block<ToMove - 1>(std::forward<Rest>(rest)..., std::forward<First>(first));
+    } else {
+      return new block(typename Layer::upstream_type(std::forward<Rest>(rest)...),
+                       std::forward<First>(first));
+    }
+  }
   block* block_;
 };
 

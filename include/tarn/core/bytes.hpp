@@ -5,7 +5,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "tarn/core/error.hpp"
 
@@ -56,7 +55,7 @@ inline constexpr std::size_t max_alignment = 2_MiB;
 }
 
 /// Largest size of a single request, bytes: leaves room to round up without wrapping.
-inline constexpr std::size_t max_request_bytes = (std::numeric_limits<std::size_t>::max)() / 4;
+inline constexpr std::size_t max_request_bytes = ~std::size_t{0} / 4;
 
 /// Returns the bytes of `count` elements of `element_bytes` each.
 /// @throws length_error  the product does not fit in size_t

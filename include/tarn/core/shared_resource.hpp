@@ -6,7 +6,6 @@
 #include <atomic>
 #include <concepts>
 #include <cstddef>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -71,12 +70,6 @@ class call_names {
 };
 
 namespace detail {
-
-/// Constructs the upstream from all arguments but the last.
-template <class Upstream, class Tuple, std::size_t... N>
-Upstream make_upstream(Tuple&& arguments, std::index_sequence<N...>) {
-  return Upstream(std::get<N>(std::forward<Tuple>(arguments))...);
-}
 
 template <class Layer>
 concept passes_pages = requires(Layer& l, std::size_t bytes, void* p, page_handle handle) {
@@ -148,11 +141,7 @@ class shared_resource : public call_names<shared_resource<Layer>>,
                     "tarn: this layer cannot be made from its upstream alone; pass its policy's options too");
       block_ = new block(upstream_type(std::forward<First>(first)));
     } else {
-      auto all = std::forward_as_tuple(std::forward<First>(first), std::forward<Rest>(rest)...);
-      constexpr std::size_t below = sizeof...(Rest);
-      block_ =
-          new block(detail::make_upstream<upstream_type>(std::move(all), std::make_index_sequence<below>{}),
-                    std::get<below>(std::move(all)));
+      block_ = make_block<sizeof...(Rest)>(std::forward<First>(first), std::forward<Rest>(rest)...);
     }
   }
 
@@ -361,6 +350,17 @@ class shared_resource : public call_names<shared_resource<Layer>>,
     std::atomic<std::size_t> references{1};
     Layer layer;
   };
+  /// Makes the layer from the last argument, over an upstream from all others: moves as many of the first
+  /// arguments to the end. Without std::tuple, which costs a compiler more than this header.
+  template <std::size_t ToMove, class First, class... Rest>
+  static block* make_block(First&& first, Rest&&... rest) {
+    if constexpr (ToMove != 0) {
+      return make_block<ToMove - 1>(std::forward<Rest>(rest)..., std::forward<First>(first));
+    } else {
+      return new block(typename Layer::upstream_type(std::forward<Rest>(rest)...),
+                       std::forward<First>(first));
+    }
+  }
   block* block_;
 };
 
