@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_d99e5e25
+#define TARN_NAMESPACE tarn::inline v0_2_0_e3ec54e9
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1277,6 +1277,17 @@ struct property_set {
 template <class Resource, class Tag>
 inline constexpr bool has_property = Resource::properties::template has<Tag>;
 
+/// A value that can be copied, moved and compared: what tarn needs of std::copyable and
+/// std::equality_comparable, which instantiate 80 templates for each type.
+template <class T>
+concept comparable_value = requires(T& to, T const& from) {
+  T(from);
+  T(static_cast<T&&>(to));
+  to = from;
+  to = static_cast<T&&>(to);
+  { from == from } -> std::convertible_to<bool>;
+};
+
 template <class R>
 concept has_allocate = requires(R& r, stream_ref stream, std::size_t bytes, std::size_t alignment) {
   { r.allocate(stream, bytes, alignment) } -> std::same_as<void*>;
@@ -1317,8 +1328,8 @@ concept has_driver = requires(R const& r) {
 
 /// A stream-ordered memory resource; see the table above.
 template <class R>
-concept resource = std::copyable<R> && std::equality_comparable<R> && has_allocate<R> && has_deallocate<R> &&
-                   has_allocate_sync<R> && has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
+concept resource = comparable_value<R> && has_allocate<R> && has_deallocate<R> && has_allocate_sync<R> &&
+                   has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
 
 /// One allocation of physical memory, by the driver's handle (CUmemGenericAllocationHandle).
 using page_handle = std::uint64_t;
@@ -1346,7 +1357,7 @@ struct memory_segment {
 /// | s.unmap(p, bytes)     | never                     | undoes exactly one map(); no work may still use the range |
 /// | s.has_pages()         | never                     | optional: false if the device has none (no virtual memory management); a pool then uses plain blocks, see has_plain_blocks |
 template <class S>
-concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
+concept page_source = comparable_value<S> && has_properties<S> && has_driver<S> &&
                       requires(S& s, std::size_t bytes, void* p, page_handle h) {
                         { s.granularity() } noexcept -> std::same_as<std::size_t>;
                         { s.reserve(bytes) } -> std::same_as<void*>;
@@ -1789,27 +1800,27 @@ using event_handle = void*;
 
 /// Requirements of stream ordering; every driver meets them.
 template <class D>
-concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
-                        requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id,
-                                 bool& yes, event_handle event, event_handle& new_event, void* to,
-                                 void const* from, std::size_t bytes, std::size_t& total) {
-                          { d.device() } noexcept -> std::same_as<device_id>;
-                          { d.identify(stream, id) } noexcept -> std::same_as<status>;
-                          { d.is_capturing(stream, yes) } noexcept -> std::same_as<status>;
-                          { d.create_event(new_event) } noexcept -> std::same_as<status>;
-                          { d.destroy_event(event) } noexcept -> std::same_as<status>;
-                          { d.record_event(event, stream) } noexcept -> std::same_as<status>;
-                          { d.query_event(event) } noexcept -> std::same_as<status>;
-                          { d.wait_event(stream, event) } noexcept -> std::same_as<status>;
-                          { d.synchronize_event(event) } noexcept -> std::same_as<status>;
-                          { d.synchronize_stream(stream) } noexcept -> std::same_as<status>;
-                          { d.synchronize_device() } noexcept -> std::same_as<status>;
-                          { d.create_stream(new_stream) } noexcept -> std::same_as<status>;
-                          { d.destroy_stream(stream) } noexcept -> std::same_as<status>;
-                          { d.copy(stream, to, from, bytes) } noexcept -> std::same_as<status>;
-                          { d.fill(stream, to, 0, bytes) } noexcept -> std::same_as<status>;
-                          { d.memory_info(bytes, total) } noexcept -> std::same_as<status>;
-                        };
+concept stream_driver =
+    comparable_value<D> && requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id,
+                                    bool& yes, event_handle event, event_handle& new_event, void* to,
+                                    void const* from, std::size_t bytes, std::size_t& total) {
+      { d.device() } noexcept -> std::same_as<device_id>;
+      { d.identify(stream, id) } noexcept -> std::same_as<status>;
+      { d.is_capturing(stream, yes) } noexcept -> std::same_as<status>;
+      { d.create_event(new_event) } noexcept -> std::same_as<status>;
+      { d.destroy_event(event) } noexcept -> std::same_as<status>;
+      { d.record_event(event, stream) } noexcept -> std::same_as<status>;
+      { d.query_event(event) } noexcept -> std::same_as<status>;
+      { d.wait_event(stream, event) } noexcept -> std::same_as<status>;
+      { d.synchronize_event(event) } noexcept -> std::same_as<status>;
+      { d.synchronize_stream(stream) } noexcept -> std::same_as<status>;
+      { d.synchronize_device() } noexcept -> std::same_as<status>;
+      { d.create_stream(new_stream) } noexcept -> std::same_as<status>;
+      { d.destroy_stream(stream) } noexcept -> std::same_as<status>;
+      { d.copy(stream, to, from, bytes) } noexcept -> std::same_as<status>;
+      { d.fill(stream, to, 0, bytes) } noexcept -> std::same_as<status>;
+      { d.memory_info(bytes, total) } noexcept -> std::same_as<status>;
+    };
 
 /// Returns how many bytes an allocation may need beside its own.
 template <class D>

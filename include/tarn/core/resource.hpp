@@ -43,6 +43,17 @@ struct property_set {
 template <class Resource, class Tag>
 inline constexpr bool has_property = Resource::properties::template has<Tag>;
 
+/// A value that can be copied, moved and compared: what tarn needs of std::copyable and
+/// std::equality_comparable, which instantiate 80 templates for each type.
+template <class T>
+concept comparable_value = requires(T& to, T const& from) {
+  T(from);
+  T(static_cast<T&&>(to));
+  to = from;
+  to = static_cast<T&&>(to);
+  { from == from } -> std::convertible_to<bool>;
+};
+
 template <class R>
 concept has_allocate = requires(R& r, stream_ref stream, std::size_t bytes, std::size_t alignment) {
   { r.allocate(stream, bytes, alignment) } -> std::same_as<void*>;
@@ -83,8 +94,8 @@ concept has_driver = requires(R const& r) {
 
 /// A stream-ordered memory resource; see the table above.
 template <class R>
-concept resource = std::copyable<R> && std::equality_comparable<R> && has_allocate<R> && has_deallocate<R> &&
-                   has_allocate_sync<R> && has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
+concept resource = comparable_value<R> && has_allocate<R> && has_deallocate<R> && has_allocate_sync<R> &&
+                   has_deallocate_sync<R> && has_properties<R> && has_driver<R>;
 
 /// One allocation of physical memory, by the driver's handle (CUmemGenericAllocationHandle).
 using page_handle = std::uint64_t;
@@ -112,7 +123,7 @@ struct memory_segment {
 /// | s.unmap(p, bytes)     | never                     | undoes exactly one map(); no work may still use the range |
 /// | s.has_pages()         | never                     | optional: false if the device has none (no virtual memory management); a pool then uses plain blocks, see has_plain_blocks |
 template <class S>
-concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
+concept page_source = comparable_value<S> && has_properties<S> && has_driver<S> &&
                       requires(S& s, std::size_t bytes, void* p, page_handle h) {
                         { s.granularity() } noexcept -> std::same_as<std::size_t>;
                         { s.reserve(bytes) } -> std::same_as<void*>;

@@ -67,27 +67,27 @@ using event_handle = void*;
 
 /// Requirements of stream ordering; every driver meets them.
 template <class D>
-concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
-                        requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id,
-                                 bool& yes, event_handle event, event_handle& new_event, void* to,
-                                 void const* from, std::size_t bytes, std::size_t& total) {
-                          { d.device() } noexcept -> std::same_as<device_id>;
-                          { d.identify(stream, id) } noexcept -> std::same_as<status>;
-                          { d.is_capturing(stream, yes) } noexcept -> std::same_as<status>;
-                          { d.create_event(new_event) } noexcept -> std::same_as<status>;
-                          { d.destroy_event(event) } noexcept -> std::same_as<status>;
-                          { d.record_event(event, stream) } noexcept -> std::same_as<status>;
-                          { d.query_event(event) } noexcept -> std::same_as<status>;
-                          { d.wait_event(stream, event) } noexcept -> std::same_as<status>;
-                          { d.synchronize_event(event) } noexcept -> std::same_as<status>;
-                          { d.synchronize_stream(stream) } noexcept -> std::same_as<status>;
-                          { d.synchronize_device() } noexcept -> std::same_as<status>;
-                          { d.create_stream(new_stream) } noexcept -> std::same_as<status>;
-                          { d.destroy_stream(stream) } noexcept -> std::same_as<status>;
-                          { d.copy(stream, to, from, bytes) } noexcept -> std::same_as<status>;
-                          { d.fill(stream, to, 0, bytes) } noexcept -> std::same_as<status>;
-                          { d.memory_info(bytes, total) } noexcept -> std::same_as<status>;
-                        };
+concept stream_driver =
+    comparable_value<D> && requires(D const& d, stream_ref stream, stream_ref& new_stream, stream_id& id,
+                                    bool& yes, event_handle event, event_handle& new_event, void* to,
+                                    void const* from, std::size_t bytes, std::size_t& total) {
+      { d.device() } noexcept -> std::same_as<device_id>;
+      { d.identify(stream, id) } noexcept -> std::same_as<status>;
+      { d.is_capturing(stream, yes) } noexcept -> std::same_as<status>;
+      { d.create_event(new_event) } noexcept -> std::same_as<status>;
+      { d.destroy_event(event) } noexcept -> std::same_as<status>;
+      { d.record_event(event, stream) } noexcept -> std::same_as<status>;
+      { d.query_event(event) } noexcept -> std::same_as<status>;
+      { d.wait_event(stream, event) } noexcept -> std::same_as<status>;
+      { d.synchronize_event(event) } noexcept -> std::same_as<status>;
+      { d.synchronize_stream(stream) } noexcept -> std::same_as<status>;
+      { d.synchronize_device() } noexcept -> std::same_as<status>;
+      { d.create_stream(new_stream) } noexcept -> std::same_as<status>;
+      { d.destroy_stream(stream) } noexcept -> std::same_as<status>;
+      { d.copy(stream, to, from, bytes) } noexcept -> std::same_as<status>;
+      { d.fill(stream, to, 0, bytes) } noexcept -> std::same_as<status>;
+      { d.memory_info(bytes, total) } noexcept -> std::same_as<status>;
+    };
 
 /// Returns how many bytes an allocation may need beside its own.
 template <class D>
