@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_e3ec54e9
+#define TARN_NAMESPACE tarn::inline v0_2_0_385c95ba
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -7873,9 +7873,11 @@ class combining_lock {
   void unlock() noexcept { lock_.unlock(); }
 
  private:
-  enum class step : std::uint8_t { free, taken, asked, done };
+  struct step {  // of a type whose std::atomic is there anyway
+    enum : unsigned { free, taken, asked, done };
+  };
   struct alignas(cache_line_bytes) slot {
-    std::atomic<step> at{step::free};
+    std::atomic<unsigned> at{step::free};
     Update update{};
   };
   static constexpr unsigned slot_count = 32;  // one bit each in asked_
@@ -7896,7 +7898,7 @@ class combining_lock {
     auto const first = static_cast<unsigned>(this_thread_number() % slot_count);
     for (unsigned i = 0; i < slot_count; ++i) {
       unsigned const k = (first + i) % slot_count;
-      step expected = step::free;
+      unsigned expected = step::free;
       if (slots_[k].at.load(std::memory_order_relaxed) == step::free &&
           slots_[k].at.compare_exchange_strong(expected, step::taken, std::memory_order_acquire)) {
         return k;
@@ -8079,8 +8081,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   /// Lets the thread free as much as the bound allows. A block's requested bytes are at most its rounded
   /// bytes, so one amount suffices for both.
   void renew() noexcept {
-    cap_ = {get(small_[0].left) + live(0) - floor_[0],
-            get(small_[1].left) + min_of(live(1) - floor_[1], live(2) - floor_[2])};
+    cap_[0] = get(small_[0].left) + live(0) - floor_[0];
+    cap_[1] = get(small_[1].left) + min_of(live(1) - floor_[1], live(2) - floor_[2]);
   }
 
   // ---- the holder of the lock, while the thread waits for it or is the holder
@@ -8110,7 +8112,7 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   void open(std::uint64_t generation, tracked_kinds const& bound, tracked_amounts const& room) noexcept {
     generation_ = generation;
     room_of_large_ = room[2];
-    cap_ = {};
+    cap_[0] = cap_[1] = 0;
     for (std::size_t k = 0; k < 3; ++k) {
       top_of_all_[k] = live(k) + room[0][k];
       top_[k] = live(k) + min_of(room[1][k], bound[k]);
@@ -8168,9 +8170,9 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
     small_[k].limit = get(small_[k].left) + min_of(top_[k], top_of_all_[k]);
   }
 
-  std::array<counters, 3> small_;
-  std::array<std::int64_t, 2> cap_{};  ///< of the blocks and the rounded bytes that left
-  std::uint64_t generation_ = 0;       ///< in which the thread may count on its own; 0: none
+  counters small_[3];
+  std::int64_t cap_[2]{};         ///< of the blocks and the rounded bytes that left
+  std::uint64_t generation_ = 0;  ///< in which the thread may count on its own; 0: none
   // Not read by a call that has room.
   tracked_kinds top_{};         ///< up to which what is live here may rise, for its own sake
   tracked_kinds top_of_all_{};  ///< likewise, for the sake of all blocks
@@ -21902,9 +21904,9 @@ class block_set {
   /// Returns false if the block is there already. @throws std::bad_alloc, nothing has changed
   bool insert(void const* p) {
     scoped_lock const guard(mutex_);
-    if (blocks_.find(key_of(p))) return false;
+    if (blocks_.find(key_of(p)) != 0) return false;
     blocks_.make_room(1);
-    blocks_.insert(key_of(p), true);
+    blocks_.insert(key_of(p), 1);
     count_.store(blocks_.size(), std::memory_order_relaxed);
     return true;
   }
@@ -21912,14 +21914,14 @@ class block_set {
   bool erase(void const* p) noexcept {
     if (size() == 0) return false;
     scoped_lock const guard(mutex_);
-    bool const found = blocks_.erase(key_of(p));
+    bool const found = blocks_.erase(key_of(p)) != 0;
     count_.store(blocks_.size(), std::memory_order_relaxed);
     return found;
   }
   [[nodiscard]] bool contains(void const* p) const noexcept {
     if (size() == 0) return false;
     scoped_lock const guard(mutex_);
-    return blocks_.find(key_of(p));
+    return blocks_.find(key_of(p)) != 0;
   }
   [[nodiscard]] std::size_t size() const noexcept { return count_.load(std::memory_order_relaxed); }
 
@@ -21927,7 +21929,7 @@ class block_set {
   static std::uintptr_t key_of(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
   mutable fork_mutex mutex_;
-  address_map<bool> blocks_;
+  address_map<std::uint32_t> blocks_;  ///< 1 for each; of this type, since a pool has one too
   std::atomic<std::size_t> count_{0};
 };
 

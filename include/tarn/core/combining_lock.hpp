@@ -84,9 +84,11 @@ class combining_lock {
   void unlock() noexcept { lock_.unlock(); }
 
  private:
-  enum class step : std::uint8_t { free, taken, asked, done };
+  struct step {  // of a type whose std::atomic is there anyway
+    enum : unsigned { free, taken, asked, done };
+  };
   struct alignas(cache_line_bytes) slot {
-    std::atomic<step> at{step::free};
+    std::atomic<unsigned> at{step::free};
     Update update{};
   };
   static constexpr unsigned slot_count = 32;  // one bit each in asked_
@@ -107,7 +109,7 @@ class combining_lock {
     auto const first = static_cast<unsigned>(this_thread_number() % slot_count);
     for (unsigned i = 0; i < slot_count; ++i) {
       unsigned const k = (first + i) % slot_count;
-      step expected = step::free;
+      unsigned expected = step::free;
       if (slots_[k].at.load(std::memory_order_relaxed) == step::free &&
           slots_[k].at.compare_exchange_strong(expected, step::taken, std::memory_order_acquire)) {
         return k;

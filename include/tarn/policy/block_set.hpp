@@ -19,9 +19,9 @@ class block_set {
   /// Returns false if the block is there already. @throws std::bad_alloc, nothing has changed
   bool insert(void const* p) {
     scoped_lock const guard(mutex_);
-    if (blocks_.find(key_of(p))) return false;
+    if (blocks_.find(key_of(p)) != 0) return false;
     blocks_.make_room(1);
-    blocks_.insert(key_of(p), true);
+    blocks_.insert(key_of(p), 1);
     count_.store(blocks_.size(), std::memory_order_relaxed);
     return true;
   }
@@ -29,14 +29,14 @@ class block_set {
   bool erase(void const* p) noexcept {
     if (size() == 0) return false;
     scoped_lock const guard(mutex_);
-    bool const found = blocks_.erase(key_of(p));
+    bool const found = blocks_.erase(key_of(p)) != 0;
     count_.store(blocks_.size(), std::memory_order_relaxed);
     return found;
   }
   [[nodiscard]] bool contains(void const* p) const noexcept {
     if (size() == 0) return false;
     scoped_lock const guard(mutex_);
-    return blocks_.find(key_of(p));
+    return blocks_.find(key_of(p)) != 0;
   }
   [[nodiscard]] std::size_t size() const noexcept { return count_.load(std::memory_order_relaxed); }
 
@@ -44,7 +44,7 @@ class block_set {
   static std::uintptr_t key_of(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
   mutable fork_mutex mutex_;
-  address_map<bool> blocks_;
+  address_map<std::uint32_t> blocks_;  ///< 1 for each; of this type, since a pool has one too
   std::atomic<std::size_t> count_{0};
 };
 

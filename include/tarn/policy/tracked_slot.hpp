@@ -121,8 +121,8 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   /// Lets the thread free as much as the bound allows. A block's requested bytes are at most its rounded
   /// bytes, so one amount suffices for both.
   void renew() noexcept {
-    cap_ = {get(small_[0].left) + live(0) - floor_[0],
-            get(small_[1].left) + min_of(live(1) - floor_[1], live(2) - floor_[2])};
+    cap_[0] = get(small_[0].left) + live(0) - floor_[0];
+    cap_[1] = get(small_[1].left) + min_of(live(1) - floor_[1], live(2) - floor_[2]);
   }
 
   // ---- the holder of the lock, while the thread waits for it or is the holder
@@ -152,7 +152,7 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   void open(std::uint64_t generation, tracked_kinds const& bound, tracked_amounts const& room) noexcept {
     generation_ = generation;
     room_of_large_ = room[2];
-    cap_ = {};
+    cap_[0] = cap_[1] = 0;
     for (std::size_t k = 0; k < 3; ++k) {
       top_of_all_[k] = live(k) + room[0][k];
       top_[k] = live(k) + min_of(room[1][k], bound[k]);
@@ -210,9 +210,9 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
     small_[k].limit = get(small_[k].left) + min_of(top_[k], top_of_all_[k]);
   }
 
-  std::array<counters, 3> small_;
-  std::array<std::int64_t, 2> cap_{};  ///< of the blocks and the rounded bytes that left
-  std::uint64_t generation_ = 0;       ///< in which the thread may count on its own; 0: none
+  counters small_[3];
+  std::int64_t cap_[2]{};         ///< of the blocks and the rounded bytes that left
+  std::uint64_t generation_ = 0;  ///< in which the thread may count on its own; 0: none
   // Not read by a call that has room.
   tracked_kinds top_{};         ///< up to which what is live here may rise, for its own sake
   tracked_kinds top_of_all_{};  ///< likewise, for the sake of all blocks
