@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_385c95ba
+#define TARN_NAMESPACE tarn::inline v0_2_0_53eb81fc
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -152,7 +152,6 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 
 #include <cstddef>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 
 // ---- tarn/core/message.hpp
@@ -328,7 +327,8 @@ constexpr std::size_t append_bytes(char* to, std::size_t size, std::size_t capac
 
 }  // namespace detail
 
-/// Text of bounded size; text that does not fit is truncated.
+/// Text of bounded size; text that does not fit is truncated. Each capacity costs a compiler as much as the
+/// first one: tarn.hpp has four.
 template <std::size_t Capacity>
 class message {
  public:
@@ -497,7 +497,7 @@ template <std::size_t Capacity>
   if (where.line == 0) return 0;
   constexpr std::size_t longest = 100;
   std::string_view file = where.file;
-  message<longest + 32> place;
+  message<256> place;
   place.add(" [");
   if (file.size() > longest) {
     file.remove_prefix(file.size() - longest);
@@ -510,6 +510,11 @@ template <std::size_t Capacity>
   return place.size();
 }
 
+template <class Standard>
+concept nothrow_default = requires {
+  { Standard() } noexcept;
+};
+
 /// The base of each error of tarn: its standard type, any_error, and a text of bounded size that is built
 /// without allocating.
 template <class Standard, std::size_t Capacity>
@@ -519,12 +524,10 @@ class error_of : public Standard, public any_error {
 
  protected:
   error_of() noexcept  // NOLINT(modernize-use-equals-delete): it is defaulted
-    requires std::is_nothrow_default_constructible_v<Standard>
+    requires nothrow_default<Standard>
   = default;
   /// A standard type that keeps a text of its own keeps an empty one.
-  error_of()
-    requires(!std::is_nothrow_default_constructible_v<Standard>)
-      : Standard("") {}
+  error_of() : Standard("") {}
   template <class... Arguments>
   explicit error_of(std::in_place_t, Arguments const&... of_standard) : Standard(of_standard...) {}
 
@@ -638,7 +641,7 @@ class length_error : public detail::error_of<std::length_error, 512> {
 };
 
 /// An alignment that is not a power of two, or larger than the resource supports.
-class bad_alignment : public detail::error_of<std::invalid_argument, 288> {
+class bad_alignment : public detail::error_of<std::invalid_argument, 512> {
  public:
   bad_alignment(std::size_t alignment, std::size_t limit) : alignment_(alignment), limit_(limit) {
     text_.add("tarn: alignment ").add_number(alignment).add(" is not supported; use a power of two up to ");
@@ -654,7 +657,7 @@ class bad_alignment : public detail::error_of<std::invalid_argument, 288> {
 
 /// A driver call failed. Holds the code, its name, the call, and the line of the user's program that led to
 /// it.
-class cuda_error : public detail::error_of<std::exception, 448> {
+class cuda_error : public detail::error_of<std::exception, 512> {
  public:
   explicit cuda_error(status what_happened, int device = -1,
                       source_location where = source_location::current()) noexcept
@@ -859,7 +862,7 @@ class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
   void add_amount(std::size_t value) noexcept {
     text_.add_bytes(value);
     std::size_t const asked = report_.asked;
-    if (value == asked || message<32>().add_bytes(value).view() != message<32>().add_bytes(asked).view())
+    if (value == asked || message<72>().add_bytes(value).view() != message<72>().add_bytes(asked).view())
       return;
     text_.add(", ").add_bytes(value < asked ? asked - value : value - asked);
     text_.add(value < asked ? " less than asked" : " more than asked");
@@ -870,7 +873,7 @@ class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
 };
 
 /// The pool sleeps. Nothing has changed. Not an out_of_memory: no memory would help.
-class pool_asleep : public detail::error_of<std::exception, 288> {
+class pool_asleep : public detail::error_of<std::exception, 512> {
  public:
   /// @param asked   bytes of the request
   /// @param device  of the pool; -1: the host's
@@ -918,7 +921,7 @@ enum class misuse_kind : std::uint8_t {
 
 /// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse
 /// handler instead.
-class misuse : public detail::error_of<std::exception, 640> {
+class misuse : public detail::error_of<std::exception, 960> {
  public:
   misuse(misuse_kind kind, void const* pointer, std::string_view text) noexcept
       : kind_(kind), pointer_(pointer) {
@@ -2815,7 +2818,7 @@ class scope_chain {
       inner->outer_ = scope.outer_;
       return inner;
     }
-    message<160> const text(what,
+    message<256> const text(what,
                             " ended on a thread that did not begin it; end it on the thread that began it");
     report_misuse(misuse(misuse_kind::wrong_thread, &scope, text.view()));
     return nullptr;
@@ -12155,7 +12158,7 @@ class misuse_notes {
   };
 
   static void report(note const& n) noexcept {
-    message<200> text;
+    message<256> text;
     misuse_kind kind = misuse_kind::foreign_pointer;
     text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(n.p)).add(": ");
     switch (n.what) {
@@ -21324,7 +21327,7 @@ class pool_sleep {
   /// A handler of the source runs inside a growth, which would continue on memory that is gone.
   void require_no_growth(std::string_view call) const {
     if (!heap_.holds_growth_lock()) return;
-    message<128> text;
+    message<256> text;
     text.add(call).add(
         "() was called by a handler of the pool's own growth; call it when the allocation has returned");
     throw misuse(misuse_kind::recursion, nullptr, text.view());
@@ -22790,7 +22793,7 @@ namespace TARN_NAMESPACE {
 //
 
 /// A line that is not an event. Reports the line number and the reason.
-class trace_error : public detail::error_of<std::runtime_error, 448> {
+class trace_error : public detail::error_of<std::runtime_error, 512> {
  public:
   trace_error(std::uint64_t line, std::string_view reason) : line_(line) {
     begin_ = text_.add("line ").add_number(line).add(": ").size();
@@ -22830,7 +22833,7 @@ struct trace_event {
     skip_blanks();
     using number_type = std::remove_reference_t<decltype(value)>;
     constexpr auto most = static_cast<number_type>(-1);
-    message<96> reason;
+    message<256> reason;
     if (line.empty() || line.front() < '0' || line.front() > '9')
       throw trace_error(number, reason.add(what).add(" is missing or not a number").view());
     for (value = 0; !line.empty() && line.front() >= '0' && line.front() <= '9'; line.remove_prefix(1)) {
@@ -23216,7 +23219,7 @@ class block_history {
 };
 
 /// As long as the texts of tarn::misuse.
-using history_text = message<480>;
+using history_text = message<512>;
 
 /// "solver.cpp:42 (step), call 7, stream 3, thread 1". Paths and names are shortened: the text is bounded.
 inline void add_event(history_text& text, block_event const& e) noexcept {
@@ -24702,7 +24705,7 @@ inline void require_no_overlap(void const* from, std::size_t from_bytes, void co
 /// @throws length_error  the numbers of elements differ
 inline void require_same_size(char const* what, std::size_t from, std::size_t to, source_location where) {
   if (from == to) return;
-  message<320> const text("tarn: ", what, " of ", from, " elements to a span of ", to,
+  message<512> const text("tarn: ", what, " of ", from, " elements to a span of ", to,
                           "; take a subspan of the longer one");
   throw at(where, length_error(text.view()));
 }

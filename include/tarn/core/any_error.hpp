@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 
 #include "tarn/core/config.hpp"
@@ -58,7 +57,7 @@ template <std::size_t Capacity>
   if (where.line == 0) return 0;
   constexpr std::size_t longest = 100;
   std::string_view file = where.file;
-  message<longest + 32> place;
+  message<256> place;
   place.add(" [");
   if (file.size() > longest) {
     file.remove_prefix(file.size() - longest);
@@ -71,6 +70,11 @@ template <std::size_t Capacity>
   return place.size();
 }
 
+template <class Standard>
+concept nothrow_default = requires {
+  { Standard() } noexcept;
+};
+
 /// The base of each error of tarn: its standard type, any_error, and a text of bounded size that is built
 /// without allocating.
 template <class Standard, std::size_t Capacity>
@@ -80,12 +84,10 @@ class error_of : public Standard, public any_error {
 
  protected:
   error_of() noexcept  // NOLINT(modernize-use-equals-delete): it is defaulted
-    requires std::is_nothrow_default_constructible_v<Standard>
+    requires nothrow_default<Standard>
   = default;
   /// A standard type that keeps a text of its own keeps an empty one.
-  error_of()
-    requires(!std::is_nothrow_default_constructible_v<Standard>)
-      : Standard("") {}
+  error_of() : Standard("") {}
   template <class... Arguments>
   explicit error_of(std::in_place_t, Arguments const&... of_standard) : Standard(of_standard...) {}
 

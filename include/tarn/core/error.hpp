@@ -49,7 +49,7 @@ class length_error : public detail::error_of<std::length_error, 512> {
 };
 
 /// An alignment that is not a power of two, or larger than the resource supports.
-class bad_alignment : public detail::error_of<std::invalid_argument, 288> {
+class bad_alignment : public detail::error_of<std::invalid_argument, 512> {
  public:
   bad_alignment(std::size_t alignment, std::size_t limit) : alignment_(alignment), limit_(limit) {
     text_.add("tarn: alignment ").add_number(alignment).add(" is not supported; use a power of two up to ");
@@ -65,7 +65,7 @@ class bad_alignment : public detail::error_of<std::invalid_argument, 288> {
 
 /// A driver call failed. Holds the code, its name, the call, and the line of the user's program that led to
 /// it.
-class cuda_error : public detail::error_of<std::exception, 448> {
+class cuda_error : public detail::error_of<std::exception, 512> {
  public:
   explicit cuda_error(status what_happened, int device = -1,
                       source_location where = source_location::current()) noexcept
@@ -270,7 +270,7 @@ class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
   void add_amount(std::size_t value) noexcept {
     text_.add_bytes(value);
     std::size_t const asked = report_.asked;
-    if (value == asked || message<32>().add_bytes(value).view() != message<32>().add_bytes(asked).view())
+    if (value == asked || message<72>().add_bytes(value).view() != message<72>().add_bytes(asked).view())
       return;
     text_.add(", ").add_bytes(value < asked ? asked - value : value - asked);
     text_.add(value < asked ? " less than asked" : " more than asked");
@@ -281,7 +281,7 @@ class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
 };
 
 /// The pool sleeps. Nothing has changed. Not an out_of_memory: no memory would help.
-class pool_asleep : public detail::error_of<std::exception, 288> {
+class pool_asleep : public detail::error_of<std::exception, 512> {
  public:
   /// @param asked   bytes of the request
   /// @param device  of the pool; -1: the host's
@@ -329,7 +329,7 @@ enum class misuse_kind : std::uint8_t {
 
 /// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse
 /// handler instead.
-class misuse : public detail::error_of<std::exception, 640> {
+class misuse : public detail::error_of<std::exception, 960> {
  public:
   misuse(misuse_kind kind, void const* pointer, std::string_view text) noexcept
       : kind_(kind), pointer_(pointer) {

@@ -41,7 +41,7 @@ class scope_chain {
       inner->outer_ = scope.outer_;
       return inner;
     }
-    message<160> const text(what,
+    message<256> const text(what,
                             " ended on a thread that did not begin it; end it on the thread that began it");
     report_misuse(misuse(misuse_kind::wrong_thread, &scope, text.view()));
     return nullptr;

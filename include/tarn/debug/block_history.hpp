@@ -177,7 +177,7 @@ class block_history {
 };
 
 /// As long as the texts of tarn::misuse.
-using history_text = message<480>;
+using history_text = message<512>;
 
 /// "solver.cpp:42 (step), call 7, stream 3, thread 1". Paths and names are shortened: the text is bounded.
 inline void add_event(history_text& text, block_event const& e) noexcept {

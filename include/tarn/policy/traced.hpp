@@ -32,7 +32,7 @@ namespace TARN_NAMESPACE {
 //
 
 /// A line that is not an event. Reports the line number and the reason.
-class trace_error : public detail::error_of<std::runtime_error, 448> {
+class trace_error : public detail::error_of<std::runtime_error, 512> {
  public:
   trace_error(std::uint64_t line, std::string_view reason) : line_(line) {
     begin_ = text_.add("line ").add_number(line).add(": ").size();
@@ -72,7 +72,7 @@ struct trace_event {
     skip_blanks();
     using number_type = std::remove_reference_t<decltype(value)>;
     constexpr auto most = static_cast<number_type>(-1);
-    message<96> reason;
+    message<256> reason;
     if (line.empty() || line.front() < '0' || line.front() > '9')
       throw trace_error(number, reason.add(what).add(" is missing or not a number").view());
     for (value = 0; !line.empty() && line.front() >= '0' && line.front() <= '9'; line.remove_prefix(1)) {

@@ -45,7 +45,7 @@ class misuse_notes {
   };
 
   static void report(note const& n) noexcept {
-    message<200> text;
+    message<256> text;
     misuse_kind kind = misuse_kind::foreign_pointer;
     text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(n.p)).add(": ");
     switch (n.what) {

@@ -77,7 +77,7 @@ inline void require_no_overlap(void const* from, std::size_t from_bytes, void co
 /// @throws length_error  the numbers of elements differ
 inline void require_same_size(char const* what, std::size_t from, std::size_t to, source_location where) {
   if (from == to) return;
-  message<320> const text("tarn: ", what, " of ", from, " elements to a span of ", to,
+  message<512> const text("tarn: ", what, " of ", from, " elements to a span of ", to,
                           "; take a subspan of the longer one");
   throw at(where, length_error(text.view()));
 }

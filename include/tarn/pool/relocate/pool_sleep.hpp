@@ -141,7 +141,7 @@ class pool_sleep {
   /// A handler of the source runs inside a growth, which would continue on memory that is gone.
   void require_no_growth(std::string_view call) const {
     if (!heap_.holds_growth_lock()) return;
-    message<128> text;
+    message<256> text;
     text.add(call).add(
         "() was called by a handler of the pool's own growth; call it when the allocation has returned");
     throw misuse(misuse_kind::recursion, nullptr, text.view());
