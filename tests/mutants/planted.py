@@ -433,6 +433,7 @@ PLANTED = {
             "pool/order/mark_work.hpp",
             "driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();",
             "driver.is_capturing(stream, capturing).ok() && driver.record_event(event, stream).ok();",
+            finder="tests/pool/ordering.cpp",
         ),
         Mutant(
             "a captured stream waits for an event",
@@ -716,6 +717,7 @@ PLANTED = {
             "policy/tracked_numbers.hpp",
             "max_of(active_peak_[g][k], now + deferred_[g][k]);",
             "max_of(active_peak_[g][k], now);",
+            finder="tests/policy/tracked_numbers.cpp",
         ),
         Mutant(
             "a deferred block is not active",
@@ -1691,6 +1693,7 @@ PLANTED = {
             "pool/order/ordering.hpp",
             "      domain.recorded = mark;\n",
             "      domain.recorded = domain.epoch++;\n",
+            finder="tests/pool/ordering.cpp",
         ),
         Mutant(
             "memory freed while several streams are marked counts as covered",

@@ -4,14 +4,19 @@
 
 #include "tarn/pool/order/ordering.hpp"
 
+#include <array>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
 #include "contract/memory_access.hpp"
 #include "driver/faulty.hpp"
+#include "driver/wrapped_driver.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/sim_sources.hpp"
@@ -54,6 +59,23 @@ struct checked_order {
   std::size_t found() const { return machine.findings().size(); }
 };
 
+/// A driver that calls a function once, after the next event is recorded.
+struct driver_after_record : tarn_test::wrapped_driver<sim_driver, driver_after_record> {
+  driver_after_record(sim_driver const& driver, std::function<void()>& next)
+      : wrapped_driver(driver), next_(&next) {}
+  template <class F>
+  status through(driver_call call, F const& f) const noexcept {
+    status const s = f();
+    if (call == driver_call::record_event) {
+      if (auto const once = std::exchange(*next_, nullptr)) once();
+    }
+    return s;
+  }
+
+ private:
+  std::function<void()>* next_;
+};
+
 }  // namespace
 
 TEST_CASE("pooled orders memory freed on one stream before its use on another", "[pool][streams]") {
@@ -71,6 +93,31 @@ TEST_CASE("pooled orders memory freed on one stream before its use on another", 
   CHECK(t.memory->state().device_waits == 1);
   CHECK(t.found() == 0);
   t.give(b, q, 40_MiB);
+}
+
+TEST_CASE("pooled orders memory that another thread frees while an event is recorded",
+          "[pool][streams][threads]") {
+  sim_machine machine(checked(40_MiB));
+  std::function<void()> after_record;
+  auto memory =
+      basic_pages<driver_after_record>(driver_after_record(machine.driver(), after_record)) | pooled{};
+  test_stream const a(machine.driver()), b(machine.driver());
+  std::array<void*, 2> const blocks{memory.allocate(a, 20_MiB), memory.allocate(a, 20_MiB)};
+  auto const use_and_free = [&](void* p) {
+    machine.allocated(p, 20_MiB, a);
+    REQUIRE(machine.launch(a, second, {sim_writes(p, 20_MiB)}).ok());
+    machine.freed(p, 20_MiB, a);
+    memory.deallocate(a, p, 20_MiB);
+  };
+  std::thread([&] { use_and_free(blocks[0]); }).join();  // its thread has ended: no cache keeps the block
+  after_record = [&] { std::thread([&] { use_and_free(blocks[1]); }).join(); };
+  for (int i = 0; i < 2; ++i) {
+    void* const p = memory.allocate(b, 20_MiB);
+    machine.allocated(p, 20_MiB, b);
+    REQUIRE(machine.launch(b, 1000, {sim_writes(p, 20_MiB)}).ok());
+  }
+  CHECK(!after_record);
+  CHECK(machine.findings().empty());
 }
 
 TEST_CASE("pooled does not make a stream wait for another stream's memory while other memory is free",
