@@ -2830,6 +2830,7 @@ PLANTED = {
             "pool/order/reclaim.hpp",
             "    mark_runs(domain);\n    if (wait) {",
             "    if (wait) {",
+            finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "a part ends while memory is freed in it",

@@ -18,6 +18,7 @@
 
 #include "catch.hpp"
 #include "contract/owners_reported.hpp"
+#include "driver/wrapped_driver.hpp"
 #include "tarn/diagnostics.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
@@ -64,6 +65,41 @@ struct capture {
   capture_scope scope;
   bool is_open = true;
 };
+
+/// A driver that calls a function once, after the next event is recorded.
+struct driver_after_record : tarn_test::wrapped_driver<sim_marking_driver, driver_after_record> {
+  using wrapped_driver::wrapped_driver;
+  template <class F>
+  status through(driver_call call, F const& f) const noexcept {
+    status const s = f();
+    if (call == driver_call::record_event) {
+      if (auto const once = std::exchange(next, nullptr)) once();
+    }
+    return s;
+  }
+  static inline std::function<void()> next;
+};
+
+/// Uses a block for long on a stream, and frees it.
+template <class Pool>
+void use_and_free(sim_machine const& machine, Pool& pool, stream_ref on, void* p, std::size_t bytes) {
+  machine.allocated(p, bytes, on);
+  REQUIRE(machine.launch(on, 50'000'000, {sim_writes(p, bytes)}).ok());
+  machine.freed(p, bytes, on);
+  pool.deallocate(on, p, bytes);
+}
+/// Uses all that a stream can still get, in blocks of a size.
+template <class Pool>
+void use_all(sim_machine const& machine, Pool& pool, stream_ref on, std::size_t bytes) {
+  try {
+    for (;;) {
+      void* const p = pool.allocate(on, bytes);
+      machine.allocated(p, bytes, on);
+      REQUIRE(machine.launch(on, 1000, {sim_writes(p, bytes)}).ok());
+    }
+  } catch (out_of_memory const&) {
+  }
+}
 
 }  // namespace
 
@@ -829,6 +865,26 @@ TEST_CASE("a block of a graph that another stream freed waits for that stream's 
     CHECK(q != p);
     pool.deallocate(a, q, bytes);
   }
+  d.clean();
+}
+
+TEST_CASE(
+    "memory of an owner that ends is ordered after work on small blocks freed while an event is recorded",
+    "[graph_memory][pages][threads]") {
+  device_of<driver_after_record> d({.capacity = 8_MiB, .taken = 0});
+  auto pool = d.pages() | pooled{};
+  basic_stream<driver_after_record> const a{d.driver}, b{d.driver};
+  std::optional<graph_memory<decltype(pool)>> memory(pool);
+  void* const first = memory->allocate(a, 1000);
+  void* const second = memory->allocate(a, 1000);
+  (void)memory->allocate(a, 1000);  // keeps their run
+  pool.deallocate(a, first, 1000);
+  driver_after_record::next = [&] {
+    std::thread([&] { use_and_free(d.machine, pool, a, second, 1000); }).join();
+  };
+  memory.reset();
+  for (std::size_t const bytes : {std::size_t{2_MiB}, std::size_t{1000}}) use_all(d.machine, pool, b, bytes);
+  CHECK(!driver_after_record::next);
   d.clean();
 }
 
