@@ -1020,6 +1020,7 @@ TEST_CASE("a capture keeps freed large blocks by size while the memory suffices"
     CHECK(memory.state().allocated == 5 << 20);
     CHECK(memory_allocated(pool) == 5 << 20);
     CHECK(pool.allocate(a, 3 << 20) == small);
+    CHECK(pool->upstream()->state().live == 8 << 20);
     pool.deallocate(a, large, 5 << 20);
     pool.deallocate(a, small, 3 << 20);
     CHECK(pool.allocate(a, 5 << 20) == large);
