@@ -21,8 +21,19 @@ constexpr bool is(int bug) noexcept { return std::is_constant_evaluated() ? fals
 """
 # Comments, strings and characters; an apostrophe between digits is none.
 NOT_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|R\"\((?:.|\n)*?\)\"|\"(?:\\.|[^\"\\\n])*\"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'|^[ \t]*#(?:\\\n|[^\n])*", re.S | re.M)
-NO_BLOCK = re.compile(r"(^|\s)(namespace|struct|class|union|enum|extern|switch|requires)\b(?!.*\)\s*(const|noexcept)*\s*$)|\brequires\s*(\([^{}]*\))?\s*$|\bswitch \(", re.S)
-OPENS_BLOCK = re.compile(r"(\)|\belse|\bdo|\btry|\bconst|\bnoexcept|\boverride|\bmutable|->\s*[\w:<>&*, ]+|[;{}])\s*$")
+# What stands between the last `;`, `{` or `}` and a brace: a requires-expression, or a switch; the head of a function, a loop, a branch.
+NO_BLOCK = re.compile(r"\brequires\s*(\([^{}]*\))?\s*$|\bswitch \(")
+AFTER_HEAD = re.compile(r"\s*((const|noexcept|override|final|mutable|->.*|requires\b.*)\s*)*$", re.S)
+DECLARES = re.compile(r"\b(namespace|struct|class|union|enum|extern)\b")
+
+
+def opens_block(head, before):
+    if NO_BLOCK.search(head):
+        return False
+    _, parenthesis, after = head.rpartition(")")
+    if not head.strip():
+        return before in ";{}"
+    return re.search(r"\b(else|do|try)\s*$", after) or (parenthesis and AFTER_HEAD.match(after) and not DECLARES.search(after))
 
 
 def blocks_of(text):
@@ -35,9 +46,7 @@ def blocks_of(text):
         elif opened:
             begin = opened.pop()
             start = max(code.rfind(c, 0, begin) for c in ";{}")
-            head = code[start + 1 : begin]
-            before = code[: begin].rstrip()[-1:]
-            if not NO_BLOCK.search(head) and (OPENS_BLOCK.search(head) or (not head.strip() and before in ";{}")):
+            if opens_block(code[start + 1 : begin], code[: begin].rstrip()[-1:]):
                 found.append((begin, at + 1))
     return found
 
@@ -54,10 +63,10 @@ def span_of(text, old, new):
 
 
 def switched(text, edits):
-    """The text with all edits, (number, begin, end, replacement, block)."""
+    """The text with all edits, (block, number, [(begin, end, replacement)])."""
     by_block = {}
-    for edit in edits:
-        by_block.setdefault(edit[4], []).append(edit)
+    for block, *edit in edits:
+        by_block.setdefault(block, []).append(edit)
     blocks = sorted(by_block)
 
     def written(begin, end):
@@ -67,8 +76,10 @@ def switched(text, edits):
             block_begin, block_end = blocks[index]
             if block_begin >= at:  # not inside of the one before
                 out.append(text[at : block_begin + 1])
-                for number, from_, to, replacement, _ in by_block[blocks[index]]:
-                    changed = text[block_begin + 1 : from_] + replacement + text[to : block_end - 1]
+                for number, spans in by_block[blocks[index]]:
+                    changed = text[block_begin + 1 : block_end - 1]
+                    for from_, to, replacement in sorted(spans, reverse=True):
+                        changed = changed[: from_ - block_begin - 1] + replacement + changed[to - block_begin - 1 :]
                     out.append(f" if (planted::is({number})) {{ //<{number}\n{changed}\n}} else //{number}>\n")
                 out.append("{" + written(block_begin + 1, block_end - 1) + "\n}}")
                 at = block_end
@@ -86,16 +97,19 @@ def put_together(bugs, include, tree):
     edits, put = {}, set()
     texts, blocks = {}, {}
     for number, changes in bugs.items():
-        mine = []
+        spans, mine = {}, []
         for file, old, new in changes:
             if file not in texts:
                 texts[file] = (include / "tarn" / file).read_text()
                 blocks[file] = blocks_of(texts[file])
-            begin, end, replacement = span_of(texts[file], old, new)
-            around = [b for b in blocks[file] if b[0] < begin and end < b[1]]
-            if around:
-                mine.append((file, (number, begin, end, replacement, max(around))))
-        if len(mine) == len(changes) == len({file for file, _ in mine}):
+            spans.setdefault(file, []).append(span_of(texts[file], old, new))
+        for file, those in spans.items():
+            def block_around(some):
+                return max((b for b in blocks[file] if all(b[0] < begin and end < b[1] for begin, end, _ in some)), default=None)
+
+            groups = [those] if block_around(those) else [[span] for span in those]  # in one block, or each in its own
+            mine += [(file, (block_around(group), number, group)) for group in groups]
+        if all(block for _, (block, *_) in mine):
             put.add(number)
             for file, edit in mine:
                 edits.setdefault(file, []).append(edit)
