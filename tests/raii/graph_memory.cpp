@@ -1498,34 +1498,41 @@ TEST_CASE("a thread that closes another thread's scope still has its own", "[gra
   CHECK_FALSE(detail::capture_gate::has_captures());
 }
 
-TEST_CASE("a scope that opens while all threads are stopped watches its thread", "[graph_memory][threads]") {
+TEST_CASE("a scope watches its thread, of which it is the first call", "[graph_memory][threads]") {
   device d;
   auto pool = d.pages() | pooled{.captures = capture_watch::in_scopes};
   device::stream_type a{d.driver}, b{d.driver};
   graph_memory memory{pool};
   { capture const c(d.machine, memory, a); }  // finds out that memory is ample
   void* of_graph = nullptr;
+  std::atomic<bool> begins{false};
+  auto const work = [&] {
+    begins = true;
+    capture c(d.machine, memory, a);
+    event_handle joins = nullptr;
+    event_handle joined = nullptr;
+    REQUIRE((d.driver.create_event(joins).ok() && d.driver.create_event(joined).ok()));
+    pool.deallocate(b, pool.allocate(b, 3000), 3000);  // warm
+    REQUIRE((d.driver.record_event(joins, a).ok() && d.driver.wait_event(b, joins).ok()));
+    of_graph = pool.allocate(b, 3000);
+    CHECK(memory.state().allocated != 0);
+    pool.deallocate(b, of_graph, 3000);
+    REQUIRE((d.driver.record_event(joined, b).ok() && d.driver.wait_event(a, joined).ok()));
+    c.end();
+    CHECK((d.driver.destroy_event(joins).ok() && d.driver.destroy_event(joined).ok()));
+  };
   std::thread thread;
-  pool->inspect([&](auto& growing, auto&, auto& front, auto&, auto&) {
-    detail::stopped_threads const stopped(growing, front);
-    std::atomic<bool> begins{false};
-    thread = std::thread([&] {
-      begins = true;
-      capture c(d.machine, memory, a);  // the first call of this thread
-      event_handle joins = nullptr;
-      event_handle joined = nullptr;
-      REQUIRE((d.driver.create_event(joins).ok() && d.driver.create_event(joined).ok()));
-      REQUIRE((d.driver.record_event(joins, a).ok() && d.driver.wait_event(b, joins).ok()));
-      of_graph = pool.allocate(b, 3000);
-      CHECK(memory.state().allocated != 0);
-      pool.deallocate(b, of_graph, 3000);
-      REQUIRE((d.driver.record_event(joined, b).ok() && d.driver.wait_event(a, joined).ok()));
-      c.end();
-      CHECK((d.driver.destroy_event(joins).ok() && d.driver.destroy_event(joined).ok()));
+  SECTION("while the pool works") {
+    thread = std::thread(work);
+  }
+  SECTION("while all threads are stopped") {
+    pool->inspect([&](auto& growing, auto&, auto& front, auto&, auto&) {
+      detail::stopped_threads const stopped(growing, front);
+      thread = std::thread(work);
+      while (!begins) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     });
-    while (!begins) std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  });
+  }
   thread.join();
   void* const p = pool.allocate(b, 3000);
   CHECK(p != of_graph);
