@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -327,7 +328,7 @@ TEMPLATE_TEST_CASE("record_stream refuses the stream of a capture without a scop
       FAIL_CHECK("it was recorded");
     } catch (cuda_error const& e) {
       CHECK(e.code() == 900);
-      CHECK_THAT(e.what(), Catch::Matchers::Contains("capture_scope"));
+      CHECK(std::string_view(e.what()).find("capture_scope") != std::string_view::npos);
     }
   }
   pool.record_stream(p, 4096, b);

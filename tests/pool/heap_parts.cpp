@@ -172,7 +172,7 @@ TEST_CASE("when a part ends, its memory is common, with the blocks in it that ar
   CHECK(a.part_of(blocks[0]) == part);
   CHECK(a.release_small(other, 0, blocks[0]) == release_result::done);
   CHECK(a.streams[other].foreign_count == 1);
-  std::uint16_t const generation = a.streams[other].generation;
+  auto const generation = a.streams[other].generation;
 
   a.end_part(growing, part);
   CHECK_FALSE(a.streams.has_parts());
