@@ -107,7 +107,7 @@ def of_patterns():
 
 
 def of_simulated_device():
-    """Tables: passes.txt, frontier.txt, and the record of random programs."""
+    """Tables: passes.txt, frontier.txt, and the records of random programs and of planted bugs."""
     passes = [line.split() for line in (results.RESULTS / "passes.txt").read_text().splitlines()[4:]]
     recorded = {trace.name.partition(".")[0] for trace in ROOT.glob("examples/traces/*.trace.gz")} | {row["trace"] for row in results.in_turn() if row["threads"] == 1}
 
@@ -119,6 +119,8 @@ def of_simulated_device():
         return ends([float(column.split()[0]) for column in line.split("|")[1:]])
 
     soaks = re.findall(r"^seeds .* calls (\d+) programs (\d+)", (ROOT / "tests/simulation/soak.txt").read_text(), re.M)
+    newest = max(ROOT.glob("tests/evidence/planted_bugs_*.txt"))  # their names begin with the date
+    planted = re.search(r"^evidence: mutants planted=(\d+) found=(\d+)", newest.read_text(), re.M)
     return {
         "passes.recorded": crept(lambda trace: trace in recorded and trace != "amrex_regrid"),
         "passes.amrex": crept(lambda trace: trace == "amrex_regrid"),
@@ -129,6 +131,8 @@ def of_simulated_device():
         "frontier.segments": utilisations("segments of cudaMalloc"),
         "soak.calls": sum(int(calls) for calls, _ in soaks) / 1e9,
         "soak.programs": sum(int(programs) for _, programs in soaks) / 1e3,
+        "planted.found": int(planted.group(2)),
+        "planted": int(planted.group(1)),
     }
 
 
