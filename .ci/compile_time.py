@@ -44,7 +44,7 @@ def compile_once(flags, source):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--runs", type=int, default=5)
     runs = parser.parse_args().runs
     seconds, megabytes = {}, {}
     with tempfile.TemporaryDirectory() as folder:
