@@ -122,11 +122,13 @@ def put_together(bugs, include, tree):
 
 
 def blamed(errors, tree):
-    """The numbers of the bugs in whose blocks a compiler saw errors."""
-    numbers = set()
-    for name, line in set(re.findall(rf"^{re.escape(str(tree))}/(\S+?):(\d+):\d+: (?:fatal )?error:", errors, re.M)):
-        above = (tree / name).read_text().split("\n")[: int(line)]
-        opened = [m for text in above for m in re.findall(r"//(?:<(\d+)|(\d+)>)$", text)]
-        inside = [int(begin) for begin, _ in opened if begin and ("", begin) not in opened]
-        numbers.update(inside)
+    """The numbers of the bugs in whose blocks a compiler saw errors, or, if there are none, in those of its notes."""
+    for what in (r":\d+: (?:fatal )?error:", ""):
+        numbers = set()
+        for name, line in set(re.findall(rf"{re.escape(str(tree))}/(\S+?):(\d+){what}", errors)):
+            above = (tree / name).read_text().split("\n")[: int(line)]
+            opened = [m for text in above for m in re.findall(r"//(?:<(\d+)|(\d+)>)$", text)]
+            numbers.update(int(begin) for begin, _ in opened if begin and ("", begin) not in opened)
+        if numbers:
+            break
     return numbers
