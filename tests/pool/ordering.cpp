@@ -10,13 +10,12 @@
 #include <memory>
 #include <random>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "catch.hpp"
 #include "contract/memory_access.hpp"
+#include "driver/calling_driver.hpp"
 #include "driver/faulty.hpp"
-#include "driver/wrapped_driver.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/sim_sources.hpp"
@@ -59,23 +58,6 @@ struct checked_order {
   std::size_t found() const { return machine.findings().size(); }
 };
 
-/// A driver that calls a function once, after the next event is recorded.
-struct driver_after_record : tarn_test::wrapped_driver<sim_driver, driver_after_record> {
-  driver_after_record(sim_driver const& driver, std::function<void()>& next)
-      : wrapped_driver(driver), next_(&next) {}
-  template <class F>
-  status through(driver_call call, F const& f) const noexcept {
-    status const s = f();
-    if (call == driver_call::record_event) {
-      if (auto const once = std::exchange(*next_, nullptr)) once();
-    }
-    return s;
-  }
-
- private:
-  std::function<void()>* next_;
-};
-
 }  // namespace
 
 TEST_CASE("pooled orders memory freed on one stream before its use on another", "[pool][streams]") {
@@ -99,8 +81,8 @@ TEST_CASE("pooled orders memory that another thread frees while an event is reco
           "[pool][streams][threads]") {
   sim_machine machine(checked(40_MiB));
   std::function<void()> after_record;
-  auto memory =
-      basic_pages<driver_after_record>(driver_after_record(machine.driver(), after_record)) | pooled{};
+  tarn_test::calling_driver const driver(machine.driver(), driver_call::record_event, after_record);
+  auto memory = basic_pages(driver) | pooled{};
   test_stream const a(machine.driver()), b(machine.driver());
   std::array<void*, 2> const blocks{memory.allocate(a, 20_MiB), memory.allocate(a, 20_MiB)};
   auto const use_and_free = [&](void* p) {

@@ -18,7 +18,7 @@
 
 #include "catch.hpp"
 #include "contract/owners_reported.hpp"
-#include "driver/wrapped_driver.hpp"
+#include "driver/calling_driver.hpp"
 #include "tarn/diagnostics.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
@@ -64,20 +64,6 @@ struct capture {
   sim_graph graph;
   capture_scope scope;
   bool is_open = true;
-};
-
-/// A driver that calls a function once, after the next event is recorded.
-struct driver_after_record : tarn_test::wrapped_driver<sim_marking_driver, driver_after_record> {
-  using wrapped_driver::wrapped_driver;
-  template <class F>
-  status through(driver_call call, F const& f) const noexcept {
-    status const s = f();
-    if (call == driver_call::record_event) {
-      if (auto const once = std::exchange(next, nullptr)) once();
-    }
-    return s;
-  }
-  static inline std::function<void()> next;
 };
 
 /// Uses a block for long on a stream, and frees it.
@@ -871,20 +857,20 @@ TEST_CASE("a block of a graph that another stream freed waits for that stream's 
 TEST_CASE(
     "memory of an owner that ends is ordered after work on small blocks freed while an event is recorded",
     "[graph_memory][pages][threads]") {
-  device_of<driver_after_record> d({.capacity = 8_MiB, .taken = 0});
-  auto pool = d.pages() | pooled{};
-  basic_stream<driver_after_record> const a{d.driver}, b{d.driver};
+  device const d({.capacity = 8_MiB, .taken = 0});
+  std::function<void()> after_record;
+  tarn_test::calling_driver const driver(d.driver, driver_call::record_event, after_record);
+  auto pool = basic_pages(driver) | pooled{};
+  basic_stream const a{driver}, b{driver};
   std::optional<graph_memory<decltype(pool)>> memory(pool);
   void* const first = memory->allocate(a, 1000);
   void* const second = memory->allocate(a, 1000);
   (void)memory->allocate(a, 1000);  // keeps their run
   pool.deallocate(a, first, 1000);
-  driver_after_record::next = [&] {
-    std::thread([&] { use_and_free(d.machine, pool, a, second, 1000); }).join();
-  };
+  after_record = [&] { std::thread([&] { use_and_free(d.machine, pool, a, second, 1000); }).join(); };
   memory.reset();
   for (std::size_t const bytes : {std::size_t{2_MiB}, std::size_t{1000}}) use_all(d.machine, pool, b, bytes);
-  CHECK(!driver_after_record::next);
+  CHECK(!after_record);
   d.clean();
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "driver/calling_driver.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/with_history.hpp"
@@ -70,18 +71,6 @@ struct machine_and_pool {
         memory(sim_pages(machine.driver(device_id{0})) | pool | tracked{}),
         stream(memory.driver()) {}
   using buffer_type = growing_buffer<float, stack<sim_pages, pooled, tracked>>;
-};
-
-/// A driver that calls a function once, at the next call that unmaps pages.
-struct driver_at_unmap : sim_driver {
-  driver_at_unmap(sim_driver const& driver, std::function<void()>& next) : sim_driver(driver), next_(&next) {}
-  status unmap_pages(void* p, std::size_t bytes) const noexcept {
-    if (auto const once = std::exchange(*next_, nullptr)) once();
-    return sim_driver::unmap_pages(p, bytes);
-  }
-
- private:
-  std::function<void()>* next_;
 };
 
 }  // namespace
@@ -366,9 +355,9 @@ TEST_CASE("growth does not take what another thread takes while pages are unmapp
           "[raii][pages][growing_buffer][threads]") {
   sim_machine machine{{.capacity = 36_MiB, .taken = 0}};
   std::function<void()> at_unmap;
-  auto memory = basic_pages<driver_at_unmap>(driver_at_unmap(machine.driver(device_id{0}), at_unmap)) |
-                pooled{} | tracked{};
-  basic_stream<driver_at_unmap> const stream(memory.driver());
+  tarn_test::calling_driver const driver(machine.driver(device_id{0}), driver_call::unmap_pages, at_unmap);
+  auto memory = basic_pages(driver) | pooled{} | tracked{};
+  basic_stream const stream(driver);
   growing_buffer<float, decltype(memory)> buffer(memory, 1024 * per_mib, stream, {8_MiB});
   for (std::size_t size = 8; size <= 24; size += 8) buffer.resize(size * per_mib);
   buffer.resize(8 * per_mib);
