@@ -60,20 +60,13 @@ class OutOfDate(Exception):
     pass
 
 
-def check_current(mutant):
-    """The text that a bug replaces must be in its header exactly once."""
+def out_of_date(mutant):
+    """Why a bug is out of date, or "": the text that it replaces must be in its header exactly once."""
     for file, old, _ in changes(mutant):
         times = (INCLUDE / "tarn" / file).read_text().count(old)
         if times != 1:
-            raise OutOfDate(f"its text stands {times} times in include/tarn/{file}, not once")
-
-
-def is_current(mutant):
-    try:
-        check_current(mutant)
-    except OutOfDate:
-        return False
-    return True
+            return f"'{mutant.name}': its text stands {times} times in include/tarn/{file}, not once"
+    return ""
 
 
 def changes(mutant):
@@ -215,7 +208,8 @@ def look_for(mutant, number, options, programs=None):
     program = programs and programs.program(number, mutant.finder)
     try:
         if program is None:
-            check_current(mutant)
+            if why := out_of_date(mutant):
+                raise OutOfDate(why)
             shutil.copytree(INCLUDE, place, dirs_exist_ok=True)
             for file, old, new in changes(mutant):
                 path = place / "tarn" / file
@@ -349,7 +343,7 @@ def parse():
 def main():
     options = parse()
     global RECORD
-    if options.record and not options.list:
+    if options.record and not (options.list or options.short or options.only):  # a part is no record
         RECORD = record("random_changes" if options.random else "planted_bugs")
     if options.random:
         return run_random(options)
@@ -368,20 +362,16 @@ def main():
         return 2
     start = time.monotonic()
     planted = len(chosen)
-    found, last_seed, last_promise, out_of_date = 0, 0, None, 0
+    found, last_seed, last_promise, stale = 0, 0, None, 0
     tried = {mutant.name for _, mutant in chosen}
     for mutant in itertools.chain.from_iterable(PLANTED.values()):  # including those that are not run now
-        if mutant.name in tried:
-            continue
-        try:
-            check_current(mutant)
-        except OutOfDate as error:
-            out_of_date += 1
-            say(f"OUT OF DATE: '{mutant.name}': {error}")
+        if mutant.name not in tried and (why := out_of_date(mutant)):
+            stale += 1
+            say(f"OUT OF DATE: {why}")
     heads = f"{'found by':14} {'profile':9} {'seed':>5} {'step':>5} {'calls':>8} {'built':>6} {'found':>6}"
     say(f"{'planted bug':64} {heads}")
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        numbered = {number: mutant for number, (_, mutant) in enumerate(chosen, 1) if is_current(mutant)}
+        numbered = {number: mutant for number, (_, mutant) in enumerate(chosen, 1) if not out_of_date(mutant)}
         programs = Programs(numbered, "-O0" if options.short else "-O1")
         list(pool.map(programs.build, dict.fromkeys(mutant.finder for _, mutant in chosen)))
         waiting = [pool.submit(look_for, mutant, number, options, programs) for number, (_, mutant) in enumerate(chosen, 1)]
@@ -392,7 +382,7 @@ def main():
             try:
                 status, said, operations, built, looked = result.result()
             except OutOfDate as error:
-                out_of_date += 1
+                stale += 1
                 say(f"  OUT OF DATE: {error}")
                 continue
             if status == 1 and mutant.finder not in FINDERS:
@@ -422,11 +412,11 @@ def main():
     )
     tree = "not_run" if options.short else "pass" if clean else "fail"
     line = (
-        f"evidence: mutants planted={planted} found={found} out_of_date={out_of_date} unmutated={tree}"
+        f"evidence: mutants planted={planted} found={found} out_of_date={stale} unmutated={tree}"
         f" seeds={options.seeds} last_seed={last_seed} seconds={time.monotonic() - start:.0f}"
     )
     say(line)
-    return 2 if out_of_date else 0 if found == planted and clean else 1
+    return 2 if stale else 0 if found == planted and clean else 1
 
 
 if __name__ == "__main__":
