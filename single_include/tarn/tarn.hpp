@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_53eb81fc
+#define TARN_NAMESPACE tarn::inline v0_2_0_cb48dd67
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -9293,7 +9293,7 @@ struct pooled {
   /// over the same work makes no driver call, at the cost of more reserved memory.
   remapping remap = remapping::when_tight;
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
-  /// remapped for a request above 8 MiB; five to eight times as far for smaller ones, see slack_of() in
+  /// remapped for a request above 8 MiB; up to eight times as far for smaller ones, see slack_of() in
   /// pool/pages/growth_rules.hpp.
   unsigned slack_per_mille = 9;
   /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from
@@ -15052,25 +15052,30 @@ namespace TARN_NAMESPACE::detail {
 
 /// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used
 /// handles before whole handles: in a pool whose live peak, `peak` bytes, is small, since there these
-/// parts are a large share, and where less than a 48th of it, `left` bytes, can still be created.
-[[nodiscard]] constexpr bool uses_up_ends(std::size_t peak, std::size_t left) noexcept {
-  return peak < 768_MiB || left < peak / 48;
+/// parts are a large share; where less than a 48th of it, `left` bytes, can still be created; and for a
+/// request above 32 MiB, `bytes`, with which the live peak does not rise: what it makes the pool reserve,
+/// later passes over the same work keep.
+[[nodiscard]] constexpr bool uses_up_ends(std::size_t peak, std::size_t left, std::size_t bytes,
+                                          bool raises_peak) noexcept {
+  return peak < 768_MiB || left < peak / 48 || (!raises_peak && bytes > 32_MiB);
 }
 
 /// How far reserved memory may exceed the live peak before free handles are remapped for a request of
 /// `bytes`, in thousandths. Up to 8 MiB it is 5 times as much as for larger requests: a view for each of
 /// many blocks of medium size costs more driver calls than it saves memory, and splits handles. A pool
 /// that remaps all the same, more often than once for each GiB that it hands out, gets up to 8 times as
-/// much, since it would reach the larger bound anyway. Larger requests get up to 3 times as much where
-/// more than 20 are remapped for each GiB.
+/// much, since it would reach the larger bound anyway. A request above 1 MiB with which the live peak does
+/// not rise gets once as much, and up to 8 times in such a pool: what it makes the pool reserve stays free at
+/// the peak. Requests above 8 MiB get up to 3 times as much where more than 20 are remapped for each GiB.
 [[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
-                                             std::size_t remaps_per_gib) noexcept {
+                                             std::size_t remaps_per_gib, bool raises_peak) noexcept {
   if (bytes > 8_MiB) {
     std::size_t const often = remaps_per_gib > 20 ? remaps_per_gib - 20 : 0;
     return slack_per_mille * (1 + min_of(often, std::size_t{2}));
   }
   std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
-  return slack_per_mille * (5 + min_of(often, std::size_t{3}));
+  std::size_t const least = raises_peak || bytes <= class_limit ? 5 : 1;
+  return slack_per_mille * min_of(least + often, std::size_t{8});
 }
 
 /// The handle that a request of `bytes` above 1 MiB shares with others if it is smaller, bytes: 2 MiB up
@@ -17184,7 +17189,8 @@ class largest_size {
   most.consider(zone::larger, whole + pair.bytes());
   most.consider(zone::larger, whole + end + fresh);
   std::size_t const with_ends = whole + pair.bytes() + fresh;
-  if (uses_up_ends(max_of(a.live_peak, a.live_bytes + with_ends), left))
+  std::size_t const live = a.live_bytes + with_ends;
+  if (uses_up_ends(max_of(a.live_peak, live), left, with_ends, live > a.live_peak))
     most.consider(zone::larger, with_ends);
   return most.bytes();
 }
@@ -19340,7 +19346,7 @@ class heap {
     bool const fell = space_.window.end_step(space_.reserved_of(common, counters_.reserved),
                                              space_.live_bytes, space_.live_peak);
     std::size_t const keep = space_.reserved_in_parts.load(std::memory_order_relaxed) +
-                             max_of(peak + peak / 1000 * slack_of(0, options_.slack_per_mille, 0),
+                             max_of(peak + peak / 1000 * slack_of(0, options_.slack_per_mille, 0, true),
                                     min_of(options_.release_threshold, max_request_bytes));
     if (!fell || counters_.reserved <= keep || capture_gate::has_captures()) return;
     if (domain_ref const d = space_.streams.find(id); d != neutral && !space_.streams[d].gone) {
@@ -19896,8 +19902,9 @@ class ladder {
   /// memory so far.
   void set_budget() noexcept {
     pooled const& options = heap_.options();
-    std::size_t const live =
-        max_of(space().peak_of(request_.part), space().live_of(request_.part) + request_.bytes);
+    std::size_t const with_request = space().live_of(request_.part) + request_.bytes;
+    bool const raises_peak = with_request > space().peak_of(request_.part);
+    std::size_t const live = raises_peak ? with_request : space().peak_of(request_.part);
     std::size_t const reserved = this->reserved();
     if (options.largest_handle != 0) {
       request_.largest_handle = max_of(align_down(options.largest_handle, usual_granule), usual_granule);
@@ -19910,7 +19917,7 @@ class ladder {
                                 ? min_of(shared_handle(live, request_.bytes), request_.largest_handle)
                                 : usual_granule;
     request_.may_remap = may_remap(options) && wanted_.view == 0;  // it needs whole handles
-    request_.uses_up_ends = uses_up_ends(live, left());
+    request_.uses_up_ends = uses_up_ends(live, left(), request_.bytes, raises_peak);
     request_.device_bytes = heap_.left(growing_).device_total();
     if (!heap_.uses_pages()) request_.segment = segment_to_share();
     if (wanted_.view != 0) {
@@ -19928,7 +19935,8 @@ class ladder {
       return;
     }
     std::size_t const remaps = counters().remaps / (1 + space().window.volume() / 1_GiB);
-    std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
+    std::size_t const slack = slack_of(request_.bytes, options.slack_per_mille, remaps, raises_peak);
+    std::size_t const target = live + live / 1000 * slack;
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
 

@@ -1165,8 +1165,15 @@ PLANTED = {
         Mutant(
             "blocks of medium size are remapped like large ones",
             "pool/pages/growth_rules.hpp",
-            "return slack_per_mille * (5 + min_of(often, std::size_t{3}));",
+            "return slack_per_mille * min_of(least + often, std::size_t{8});",
             "return slack_per_mille;",
+            finder="tests/pool/memory_left.cpp",
+        ),
+        Mutant(
+            "requests that do not raise the live peak are remapped as late as those that do",
+            "pool/pages/growth_rules.hpp",
+            "raises_peak || bytes <= class_limit ? 5 : 1;",
+            "5;",
             finder="tests/pool/memory_left.cpp",
         ),
     ],
@@ -2599,8 +2606,8 @@ PLANTED = {
         Mutant(
             "a large pool leaves the free parts of handles beside whole ones as memory becomes scarce",
             "pool/ladder.hpp",
-            "uses_up_ends(live, left());",
-            "uses_up_ends(live, max_request_bytes);",
+            "uses_up_ends(live, left(), request_.bytes, raises_peak);",
+            "uses_up_ends(live, max_request_bytes, request_.bytes, raises_peak);",
             finder="tests/pool/growth.cpp",
         ),
         Mutant(

@@ -227,15 +227,29 @@ TEST_CASE("a pool refuses early only over layers that bound what the device has"
   STATIC_REQUIRE_FALSE(only_bounds(static_cast<reachable*>(nullptr)));
 }
 
+TEST_CASE(
+    "parts of handles are used up where memory is scarce, or a large request would be kept by later passes",
+    "[pool][memory_left][page_growth]") {
+  CHECK_FALSE(detail::uses_up_ends(1_GiB, 1_GiB, 33_MiB, true));
+  CHECK_FALSE(detail::uses_up_ends(1_GiB, 1_GiB, 32_MiB, false));
+  CHECK(detail::uses_up_ends(1_GiB, 1_GiB, 33_MiB, false));  // the live peak does not rise
+  CHECK(detail::uses_up_ends(1_GiB, 20_MiB, 1_MiB, true));
+  CHECK(detail::uses_up_ends(767_MiB, 1_GiB, 1_MiB, true));
+}
+
 TEST_CASE("blocks whose sizes creep up are not remapped at each step", "[pool][memory_left][page_growth]") {
-  CHECK(detail::slack_of(8_MiB + 1, 9, 20) == 9);
-  CHECK(detail::slack_of(8_MiB + 1, 9, 21) == 18);
-  CHECK(detail::slack_of(8_MiB + 1, 9, 100) == 27);
-  CHECK(detail::slack_of(8_MiB, 9, 0) == 45);
-  CHECK(detail::slack_of(4_KiB, 9, 1) == 45);
-  CHECK(detail::slack_of(4_KiB, 9, 3) == 63);
-  CHECK(detail::slack_of(4_KiB, 9, 1000) == 72);
-  CHECK(detail::slack_of(4_KiB, 0, 1000) == 0);
+  CHECK(detail::slack_of(8_MiB + 1, 9, 20, true) == 9);
+  CHECK(detail::slack_of(8_MiB + 1, 9, 21, true) == 18);
+  CHECK(detail::slack_of(8_MiB + 1, 9, 100, true) == 27);
+  CHECK(detail::slack_of(8_MiB, 9, 0, true) == 45);
+  CHECK(detail::slack_of(4_KiB, 9, 1, true) == 45);
+  CHECK(detail::slack_of(4_KiB, 9, 3, true) == 63);
+  CHECK(detail::slack_of(4_KiB, 9, 1000, true) == 72);
+  CHECK(detail::slack_of(4_KiB, 0, 1000, true) == 0);
+  CHECK(detail::slack_of(2_MiB, 9, 1, false) == 9);  // the live peak does not rise
+  CHECK(detail::slack_of(2_MiB, 9, 8, false) == 72);
+  CHECK(detail::slack_of(1_MiB, 9, 1, false) == 45);
+  CHECK(detail::slack_of(8_MiB + 1, 9, 20, false) == 9);
 
   sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
   auto memory = sim_pages{machine.driver(0)} | pooled{};

@@ -322,7 +322,7 @@ class heap {
     bool const fell = space_.window.end_step(space_.reserved_of(common, counters_.reserved),
                                              space_.live_bytes, space_.live_peak);
     std::size_t const keep = space_.reserved_in_parts.load(std::memory_order_relaxed) +
-                             max_of(peak + peak / 1000 * slack_of(0, options_.slack_per_mille, 0),
+                             max_of(peak + peak / 1000 * slack_of(0, options_.slack_per_mille, 0, true),
                                     min_of(options_.release_threshold, max_request_bytes));
     if (!fell || counters_.reserved <= keep || capture_gate::has_captures()) return;
     if (domain_ref const d = space_.streams.find(id); d != neutral && !space_.streams[d].gone) {

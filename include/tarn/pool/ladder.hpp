@@ -308,8 +308,9 @@ class ladder {
   /// memory so far.
   void set_budget() noexcept {
     pooled const& options = heap_.options();
-    std::size_t const live =
-        max_of(space().peak_of(request_.part), space().live_of(request_.part) + request_.bytes);
+    std::size_t const with_request = space().live_of(request_.part) + request_.bytes;
+    bool const raises_peak = with_request > space().peak_of(request_.part);
+    std::size_t const live = raises_peak ? with_request : space().peak_of(request_.part);
     std::size_t const reserved = this->reserved();
     if (options.largest_handle != 0) {
       request_.largest_handle = max_of(align_down(options.largest_handle, usual_granule), usual_granule);
@@ -322,7 +323,7 @@ class ladder {
                                 ? min_of(shared_handle(live, request_.bytes), request_.largest_handle)
                                 : usual_granule;
     request_.may_remap = may_remap(options) && wanted_.view == 0;  // it needs whole handles
-    request_.uses_up_ends = uses_up_ends(live, left());
+    request_.uses_up_ends = uses_up_ends(live, left(), request_.bytes, raises_peak);
     request_.device_bytes = heap_.left(growing_).device_total();
     if (!heap_.uses_pages()) request_.segment = segment_to_share();
     if (wanted_.view != 0) {
@@ -340,7 +341,8 @@ class ladder {
       return;
     }
     std::size_t const remaps = counters().remaps / (1 + space().window.volume() / 1_GiB);
-    std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
+    std::size_t const slack = slack_of(request_.bytes, options.slack_per_mille, remaps, raises_peak);
+    std::size_t const target = live + live / 1000 * slack;
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
 

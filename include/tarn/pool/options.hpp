@@ -60,7 +60,7 @@ struct pooled {
   /// over the same work makes no driver call, at the cost of more reserved memory.
   remapping remap = remapping::when_tight;
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are
-  /// remapped for a request above 8 MiB; five to eight times as far for smaller ones, see slack_of() in
+  /// remapped for a request above 8 MiB; up to eight times as far for smaller ones, see slack_of() in
   /// pool/pages/growth_rules.hpp.
   unsigned slack_per_mille = 9;
   /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from

@@ -39,25 +39,30 @@ namespace TARN_NAMESPACE::detail {
 
 /// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used
 /// handles before whole handles: in a pool whose live peak, `peak` bytes, is small, since there these
-/// parts are a large share, and where less than a 48th of it, `left` bytes, can still be created.
-[[nodiscard]] constexpr bool uses_up_ends(std::size_t peak, std::size_t left) noexcept {
-  return peak < 768_MiB || left < peak / 48;
+/// parts are a large share; where less than a 48th of it, `left` bytes, can still be created; and for a
+/// request above 32 MiB, `bytes`, with which the live peak does not rise: what it makes the pool reserve,
+/// later passes over the same work keep.
+[[nodiscard]] constexpr bool uses_up_ends(std::size_t peak, std::size_t left, std::size_t bytes,
+                                          bool raises_peak) noexcept {
+  return peak < 768_MiB || left < peak / 48 || (!raises_peak && bytes > 32_MiB);
 }
 
 /// How far reserved memory may exceed the live peak before free handles are remapped for a request of
 /// `bytes`, in thousandths. Up to 8 MiB it is 5 times as much as for larger requests: a view for each of
 /// many blocks of medium size costs more driver calls than it saves memory, and splits handles. A pool
 /// that remaps all the same, more often than once for each GiB that it hands out, gets up to 8 times as
-/// much, since it would reach the larger bound anyway. Larger requests get up to 3 times as much where
-/// more than 20 are remapped for each GiB.
+/// much, since it would reach the larger bound anyway. A request above 1 MiB with which the live peak does
+/// not rise gets once as much, and up to 8 times in such a pool: what it makes the pool reserve stays free at
+/// the peak. Requests above 8 MiB get up to 3 times as much where more than 20 are remapped for each GiB.
 [[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
-                                             std::size_t remaps_per_gib) noexcept {
+                                             std::size_t remaps_per_gib, bool raises_peak) noexcept {
   if (bytes > 8_MiB) {
     std::size_t const often = remaps_per_gib > 20 ? remaps_per_gib - 20 : 0;
     return slack_per_mille * (1 + min_of(often, std::size_t{2}));
   }
   std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
-  return slack_per_mille * (5 + min_of(often, std::size_t{3}));
+  std::size_t const least = raises_peak || bytes <= class_limit ? 5 : 1;
+  return slack_per_mille * min_of(least + often, std::size_t{8});
 }
 
 /// The handle that a request of `bytes` above 1 MiB shares with others if it is smaller, bytes: 2 MiB up

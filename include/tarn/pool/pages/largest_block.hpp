@@ -102,7 +102,8 @@ class largest_size {
   most.consider(zone::larger, whole + pair.bytes());
   most.consider(zone::larger, whole + end + fresh);
   std::size_t const with_ends = whole + pair.bytes() + fresh;
-  if (uses_up_ends(max_of(a.live_peak, a.live_bytes + with_ends), left))
+  std::size_t const live = a.live_bytes + with_ends;
+  if (uses_up_ends(max_of(a.live_peak, live), left, with_ends, live > a.live_peak))
     most.consider(zone::larger, with_ends);
   return most.bytes();
 }
