@@ -1379,6 +1379,7 @@ PLANTED = {
             "pool/pool.hpp",
             "    detail::growth_lock const growing = heap_.lock_growth();\n    detail::find_segments(growing, heap_, front_, {\"page_pin\", p, bytes}, found);\n",
             "    {\n      detail::growth_lock const before = heap_.lock_growth();\n      detail::find_segments(before, heap_, front_, {\"page_pin\", p, bytes}, found);\n    }\n    detail::growth_lock const growing = heap_.lock_growth();\n",
+            profile="sleep_at_once",
         ),
         Mutant(
             "a moved page_pin ends, too",
