@@ -1714,6 +1714,7 @@ PLANTED = {
             "pool/order/ordering.hpp",
             "shared->waited_for == pass_",
             "shared->waited_for != 0",
+            finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "memory freed while an event is queried counts as complete",

@@ -592,6 +592,29 @@ TEST_CASE("a capture that finds the device full gets the pool's cached memory", 
   d.clean();
 }
 
+TEST_CASE("during a capture each stream waits for the earlier uses of what it takes from another one",
+          "[graph_memory][streams]") {
+  device d({.capacity = 28_MiB, .taken = 0});
+  auto pool = d.pages() | pooled{} | tarn_test::owners_reported{d.machine};
+  device::stream_type a{d.driver}, b{d.driver}, e{d.driver}, g{d.driver};
+  graph_memory memory{pool};
+  auto const use = [&](stream_ref stream, void* p, std::size_t bytes, std::uint64_t ns) {
+    REQUIRE(d.machine.launch(stream, ns, {sim_writes(p, bytes)}).ok());
+    return p;
+  };
+  void* const p = use(a, pool.allocate(a, 8_MiB), 8_MiB, 50'000'000);
+  (void)pool.allocate(e, 2_MiB);  // lies between both
+  void* const q = use(b, pool.allocate(b, 16_MiB), 16_MiB, 50'000'000);
+  pool.deallocate(a, p, 8_MiB);
+  pool.deallocate(b, q, 16_MiB);
+  {
+    capture const c(d.machine, memory, g);  // an event marks these uses; during the capture none can
+    CHECK(use(a, pool.allocate(a, 16_MiB), 16_MiB, 1000) == q);
+    CHECK(use(e, pool.allocate(e, 8_MiB), 8_MiB, 1000) == p);
+  }
+  d.clean();
+}
+
 TEST_CASE("without a scope, a pool that always looks for captures refuses and keeps", "[graph_memory]") {
   device d;
   auto pool = d.pages() | pooled{.captures = capture_watch::always};
