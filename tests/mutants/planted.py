@@ -2846,6 +2846,7 @@ PLANTED = {
             "pool/order/reclaim.hpp",
             "space.streams[d].is_completed() && !space.streams[d].used;",
             "space.streams[d].is_completed();",
+            finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "the place of an ended part's stream begins with complete marks",
