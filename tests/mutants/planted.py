@@ -2874,6 +2874,7 @@ PLANTED = {
             "pool/pages/page_views.hpp",
             " && !keeps_addresses(a, v))",
             ")",
+            finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "a block in a view is of no part",

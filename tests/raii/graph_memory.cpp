@@ -310,6 +310,33 @@ TEST_CASE("a stream that joins a capture gets the owner's memory, in its own ord
   CHECK((d.driver.destroy_event(fork).ok() && d.driver.destroy_event(join).ok()));
 }
 
+TEST_CASE("what a graph uses stays mapped when the pool needs the addresses of unused views",
+          "[graph_memory][pages]") {
+  device d({.capacity = 128_MiB, .taken = 0});
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver};
+  graph_memory memory{pool};
+  sim_graph graph;
+  void* p = nullptr;
+  {
+    capture c(d.machine, memory, a);
+    std::vector<void*> blocks;
+    for (int i = 0; i < 4; ++i) blocks.push_back(pool.allocate(a, 4_MiB));
+    for (unsigned const i : {0u, 2u}) pool.deallocate(a, blocks[i], 4_MiB);
+    p = pool.allocate(a, 8_MiB);
+    REQUIRE(pool->state().remaps != 0);  // it lies in a view of both
+    REQUIRE(d.machine.launch(a, 1000, {sim_writes(p, 8_MiB)}).ok());
+    pool.deallocate(a, p, 8_MiB);
+    c.end();
+    graph = c.graph;
+  }
+  std::size_t const all = 8 * 128_MiB;  // addresses that the pool has for views
+  CHECK_THROWS_AS((growing_buffer<char, decltype(pool)>(pool, all, a)), out_of_memory);
+  CHECK(d.machine.is_accessible(p, 8_MiB));
+  REQUIRE((d.machine.launch(a, graph).ok() && d.driver.synchronize_stream(a).ok()));
+  d.clean();
+}
+
 TEST_CASE("captures that share an owner hold little more than the largest needs", "[graph_memory][pages]") {
   device d;
   auto pool = d.pages() | pooled{};
