@@ -2899,6 +2899,7 @@ PLANTED = {
             "pool/graph/deferred_for_graphs.hpp",
             "      if (next.state == graph_parts::life::marked) next.is_mark_old = true;\n",
             "",
+            finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "a sweep forgets the open capture of a stream",

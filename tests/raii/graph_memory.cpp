@@ -1263,6 +1263,31 @@ TEST_CASE("a block that an ended owner keeps is ordered after work that came lat
   CHECK(d.machine.findings().empty());
 }
 
+TEST_CASE("a block that an ended owner keeps is ordered after work that came while its graph ran",
+          "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{} | tarn_test::owners_reported{d.machine} | tracked{};
+  device::stream_type a{d.driver}, b{d.driver}, g{d.driver};
+  constexpr std::size_t bytes = 200_MiB;
+  void* const used = pool.allocate(a, bytes);
+  sim_graph graph;
+  {
+    graph_memory memory{pool};
+    capture c(d.machine, memory, g);
+    REQUIRE(d.machine.launch(g, 50'000'000, {sim_reads(used, bytes)}).ok());
+    pool.record_stream(used, bytes, g);
+    c.end();
+    graph = c.graph;
+    REQUIRE(d.machine.launch(g, graph).ok());
+  }
+  REQUIRE(d.machine.launch(a, 500'000'000, {sim_reads(used, bytes)}).ok());
+  pool.deallocate(a, used, bytes);
+  REQUIRE(d.driver.synchronize_stream(g).ok());
+  void* const p = pool.allocate(b, bytes);
+  REQUIRE(d.machine.launch(b, 1000, {sim_writes(p, bytes)}).ok());
+  d.clean();
+}
+
 TEST_CASE("reading statistics does not keep the memory of an ended owner", "[graph_memory][threads]") {
   sim_options options;
   options.capacity = 1_GiB;
