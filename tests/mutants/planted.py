@@ -2906,6 +2906,7 @@ PLANTED = {
             "pool/order/reclaim.hpp",
             "domain.climbing || (is_captured_id(domain.id) && !domain.gone)) return;",
             "domain.climbing) return;",
+            finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "a capture keeps large blocks although its memory grows",

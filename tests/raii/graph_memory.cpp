@@ -310,6 +310,31 @@ TEST_CASE("a stream that joins a capture gets the owner's memory, in its own ord
   CHECK((d.driver.destroy_event(fork).ok() && d.driver.destroy_event(join).ok()));
 }
 
+TEST_CASE("a stream of a capture takes what another one freed in order only, also after many other streams",
+          "[graph_memory][streams]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver};
+  std::vector<device::stream_type> others;
+  for (int i = 0; i < 64; ++i) others.emplace_back(d.driver);
+  event_handle fork = nullptr, join = nullptr;
+  REQUIRE((d.driver.create_event(fork).ok() && d.driver.create_event(join).ok()));
+  constexpr std::size_t bytes = 4_MiB;
+  graph_memory memory{pool};
+  capture c(d.machine, memory, a);
+  REQUIRE((d.driver.record_event(fork, a).ok() && d.driver.wait_event(b, fork).ok()));
+  void* const p = pool.allocate(a, bytes);
+  for (auto const& s : others) pool.deallocate(s, pool.allocate(s, 1000), 1000);
+  pool.deallocate(a, p, bytes);
+  pool.empty_cache();  // the thread's cache does not keep it
+  CHECK(pool.allocate(b, bytes) != p);
+  CHECK(pool.allocate(a, bytes) == p);
+  REQUIRE((d.driver.record_event(join, b).ok() && d.driver.wait_event(a, join).ok()));
+  c.end();
+  CHECK((d.driver.destroy_event(fork).ok() && d.driver.destroy_event(join).ok()));
+  CHECK(d.machine.findings().empty());
+}
+
 TEST_CASE("what a graph uses stays mapped when the pool needs the addresses of unused views",
           "[graph_memory][pages]") {
   device d({.capacity = 128_MiB, .taken = 0});
