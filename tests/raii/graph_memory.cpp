@@ -484,6 +484,31 @@ TEST_CASE("two ended owners that kept blocks of each other are given back", "[gr
   d.clean();
 }
 
+TEST_CASE("two blocks that graphs of two ended owners use are given back", "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver}, e{d.driver};
+  void* const p = pool.allocate(e, 4096);
+  void* const q = pool.allocate(e, 4096);
+  {
+    graph_memory first{pool};
+    graph_memory second{pool};
+    {
+      capture const c(d.machine, first, a);
+      capture const also(d.machine, second, b);
+      pool.record_stream(p, 4096, a);
+      pool.record_stream(p, 4096, b);  // p is kept for the second owner, and then for the first
+      pool.record_stream(q, 4096, b);
+      pool.record_stream(q, 4096, a);
+    }
+    pool.deallocate(e, p, 4096);
+    pool.deallocate(e, q, 4096);
+  }
+  pool.empty_cache();
+  CHECK(memory_reserved(pool) == 0);
+  d.clean();
+}
+
 TEST_CASE("a block that its owner keeps because the stream was not named is given back at the end",
           "[graph_memory]") {
   device d;
