@@ -1004,10 +1004,11 @@ TEST_CASE("a pool that ends during another thread's capture waits for it before 
           "[graph_memory][threads]") {
   device d;
   auto captured = d.pages() | pooled{};
-  device::stream_type a{d.driver}, b{d.driver};
+  device::stream_type a{d.driver}, b{d.driver}, e{d.driver};
   graph_memory memory{captured};
   using capture_type = capture<decltype(captured)>;
-  auto const with = GENERATE(as<std::string>{}, "freed memory", "a recorded use", "a replay");
+  auto const with = GENERATE(as<std::string>{}, "freed memory", "memory that the capture frees",
+                             "a recorded use", "a replay");
   auto ending = std::make_unique<decltype(d.pages() | pooled{})>(d.pages() | pooled{});
   constexpr std::size_t bytes = 4 << 20;
   void* const p = ending->allocate(b, bytes);
@@ -1030,20 +1031,26 @@ TEST_CASE("a pool that ends during another thread's capture waits for it before 
   of_ending.reset();
   if (with == "a recorded use") {
     ending->record_stream(p, bytes, b);
+    ending->deallocate(e, p, bytes);
+  } else if (with == "memory that the capture frees") {
     ending->deallocate(a, p, bytes);
   } else if (with == "freed memory") {
     ending->deallocate(b, p, bytes);
   }
   std::atomic<bool> ended{false};
+  bool ended_in_capture = false;
+  bool was_accessible = false;
   std::thread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
-    CHECK_FALSE(ended);
-    CHECK(d.machine.is_accessible(p, bytes));
+    ended_in_capture = ended;
+    was_accessible = d.machine.is_accessible(p, bytes);
     open.reset();
   });
   ending.reset();
   ended = true;
   other.join();
+  CHECK_FALSE(ended_in_capture);
+  CHECK(was_accessible);
   CHECK(d.machine.pending() == 0);
   CHECK_FALSE(d.machine.is_accessible(p, bytes));
   d.clean();
