@@ -33,7 +33,8 @@ INCLUDE = ROOT / "include"
 WORK = ROOT / "build" / "mutants"
 PATIENCE = 20  # seconds without a step, after which a planted bug counts as found by its hang
 TIME_LIMIT = 150  # seconds of processor time for the seeds of one bug, since the machine may have other work
-WAIT_LIMIT = 4 * TIME_LIMIT  # seconds until it counts as a hang
+WAIT_LIMIT = 5 * TIME_LIMIT  # seconds until it counts as a hang
+LEAST_WAIT = 60  # the same of a file of unit tests, or 10 times what it takes without a bug
 MAIN_OBJECT = WORK / "catch_main.o"  # built once
 MAIN_LOCK = threading.Lock()
 
@@ -108,11 +109,12 @@ def compiled(tree, program, finder, optimisation, *options):
 
 class Programs:
     """The finders over one copy of the headers that has many bugs (together.py), each built once. A bug that does not compile there
-    is left out from then on."""
+    is left out from then on. Unit tests run once without a bug: `seconds` says how long that takes, and `failing` what failed."""
 
     def __init__(self, bugs, optimisation):
         self.bugs, self.optimisation = {n: changes(m) for n, m in bugs.items()}, optimisation
         self.lock, self.built, self.copies = threading.Lock(), {}, 0
+        self.seconds, self.failing = {}, {}
         self.copy()
 
     def copy(self):
@@ -137,12 +139,21 @@ class Programs:
                     self.bugs = {n: c for n, c in self.bugs.items() if n not in blamed}
                     self.copy()
         self.built[finder] = program
+        if finder not in FINDERS:
+            start = time.monotonic()
+            status, said = run(program, finder, 0)
+            self.seconds[finder] = time.monotonic() - start
+            if status != 0:
+                self.failing[finder] = failed_test_in(said)
 
     def program(self, number, finder):
         return self.built.get(finder) if number in self.put else None
 
+    def wait(self, finder):
+        return max(LEAST_WAIT, 10 * self.seconds[finder]) if finder in self.seconds else WAIT_LIMIT
 
-def run_limited(command, limit=TIME_LIMIT, bug=0):
+
+def run_limited(command, limit=TIME_LIMIT, bug=0, wait=WAIT_LIMIT):
     """(exit status, output); the status is None where a limit was exceeded."""
 
     def limit_itself():
@@ -154,7 +165,7 @@ def run_limited(command, limit=TIME_LIMIT, bug=0):
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=WAIT_LIMIT + limit,
+            timeout=wait,
             preexec_fn=limit_itself,
             env=os.environ | {"TARN_PLANTED": str(bug)},
         )
@@ -171,14 +182,14 @@ def failed_test_in(said):
     return " ".join(found.group(1).split()) if found else said.strip()[:200]
 
 
-def run(program, finder, seeds, jobs=1, limit=TIME_LIMIT, profile="", bug=0):
+def run(program, finder, seeds, jobs=1, limit=TIME_LIMIT, profile="", bug=0, wait=WAIT_LIMIT):
     """(1 if a test fails, crashes or hangs, else 0, or None on timeout of random programs; the output)"""
     if finder not in FINDERS:
-        status, said = run_limited([str(program), "--abort"], limit, bug)
+        status, said = run_limited([str(program), "--abort"], limit, bug, wait)
         return (1, "hangs") if status is None else (int(status != 0), said)
     command = [str(program), "--seeds", f"1..{seeds}", "--jobs", str(jobs)]
     command += ["--patience", str(PATIENCE), "--no-shrink"] + (["--profile", profile] if profile else [])
-    return run_limited(command, limit, bug)
+    return run_limited(command, limit, bug, wait)
 
 
 def found_in(said):
@@ -220,7 +231,8 @@ def look_for(mutant, number, options, programs=None):
         built = time.monotonic()
         seeds = POLICY_SEEDS if mutant.finder == "policies" else options.seeds
         bug = 0 if program is None else number
-        status, said = run(program or place / "program", mutant.finder, seeds, 1, TIME_LIMIT, mutant.profile, bug)
+        wait = programs.wait(mutant.finder) if program else WAIT_LIMIT
+        status, said = run(program or place / "program", mutant.finder, seeds, 1, TIME_LIMIT, mutant.profile, bug, wait)
         return status, said, operations_in(said), built - start, time.monotonic() - built
     finally:
         shutil.rmtree(place, ignore_errors=True)
