@@ -2601,8 +2601,15 @@ PLANTED = {
         Mutant(
             "a small pool leaves the free parts of handles beside whole ones",
             "pool/pages/growth_rules.hpp",
-            "return peak < 768_MiB || left < peak / 48;",
-            "return left < peak / 48;",
+            "return peak < 768_MiB || left < peak / 48 || (!raises_peak && bytes > 32_MiB);",
+            "return left < peak / 48 || (!raises_peak && bytes > 32_MiB);",
+            finder="tests/pool/page_choice.cpp",
+        ),
+        Mutant(
+            "a large request that does not raise the live peak leaves the free parts of handles beside whole ones",
+            "pool/pages/growth_rules.hpp",
+            "left < peak / 48 || (!raises_peak && bytes > 32_MiB);",
+            "left < peak / 48;",
             finder="tests/pool/page_choice.cpp",
         ),
         Mutant(

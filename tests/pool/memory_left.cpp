@@ -227,16 +227,6 @@ TEST_CASE("a pool refuses early only over layers that bound what the device has"
   STATIC_REQUIRE_FALSE(only_bounds(static_cast<reachable*>(nullptr)));
 }
 
-TEST_CASE(
-    "parts of handles are used up where memory is scarce, or a large request would be kept by later passes",
-    "[pool][memory_left][page_growth]") {
-  CHECK_FALSE(detail::uses_up_ends(1_GiB, 1_GiB, 33_MiB, true));
-  CHECK_FALSE(detail::uses_up_ends(1_GiB, 1_GiB, 32_MiB, false));
-  CHECK(detail::uses_up_ends(1_GiB, 1_GiB, 33_MiB, false));  // the live peak does not rise
-  CHECK(detail::uses_up_ends(1_GiB, 20_MiB, 1_MiB, true));
-  CHECK(detail::uses_up_ends(767_MiB, 1_GiB, 1_MiB, true));
-}
-
 TEST_CASE("blocks whose sizes creep up are not remapped at each step", "[pool][memory_left][page_growth]") {
   CHECK(detail::slack_of(8_MiB + 1, 9, 20, true) == 9);
   CHECK(detail::slack_of(8_MiB + 1, 9, 21, true) == 18);

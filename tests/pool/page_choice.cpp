@@ -210,9 +210,12 @@ TEST_CASE("choose_pieces that uses up parts lacks less", "[pool][page_choice]") 
   CHECK(h.choose(6_MiB).lack == 6_MiB - 1536_KiB);
 }
 
-TEST_CASE("uses_up_ends holds for small pools, and for all where memory is scarce", "[pool][page_choice]") {
-  CHECK(uses_up_ends(700_MiB, max_request_bytes));
-  CHECK_FALSE(uses_up_ends(800_MiB, max_request_bytes));
-  CHECK(uses_up_ends(48_GiB, 1023_MiB));
-  CHECK_FALSE(uses_up_ends(48_GiB, 1_GiB));
+TEST_CASE("uses_up_ends holds for small pools, where memory is scarce, and if the live peak does not rise",
+          "[pool][page_choice]") {
+  CHECK(uses_up_ends(700_MiB, max_request_bytes, 1_MiB, true));
+  CHECK_FALSE(uses_up_ends(800_MiB, max_request_bytes, 33_MiB, true));
+  CHECK(uses_up_ends(48_GiB, 1023_MiB, 1_MiB, true));
+  CHECK_FALSE(uses_up_ends(48_GiB, 1_GiB, 1_MiB, true));
+  CHECK_FALSE(uses_up_ends(48_GiB, 1_GiB, 32_MiB, false));
+  CHECK(uses_up_ends(48_GiB, 1_GiB, 33_MiB, false));
 }
