@@ -245,6 +245,7 @@ class ladder {
   bool put_together(refusal& last) {
     request_.may_create = 0;
     request_.may_exceed = false;
+    request_.uses_up_ends = true;  // this is all that there is
     if (!request_.may_remap) return false;  // it would call the driver: only after handles were given back
     for (bool const extend : {true, false}) {
       request_.extend = extend;

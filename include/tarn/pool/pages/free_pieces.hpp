@@ -207,6 +207,8 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
     auto const sort_in = [&](piece const& p, bool at_start, bool at_end) {
       if (at_start && at_end) {
         found.whole.add(p);
+      } else if (p.bytes < least_piece) {
+        return;
       } else if (at_end && head_allowed) {
         found.ends.push_back(p);
       } else if (at_start) {

@@ -16,8 +16,8 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed
-/// it. Not for what graphs have the addresses of. O(ranges)
+/// Calls f(first range, bytes, range after it or 0) for each contiguous free stretch of one zone and part,
+/// whichever streams freed it. Not for what graphs have the addresses of. O(ranges)
 template <class F>
 void for_each_free_stretch(arena const& a, F const& f) {
   for (range_ref r = 1; r < a.ranges.size(); ++r) {
@@ -29,8 +29,9 @@ void for_each_free_stretch(arena const& a, F const& f) {
     };
     if (!goes_on(r) || goes_on(first.previous) || a.keeps_address(first)) continue;
     std::size_t bytes = 0;
-    for (range_ref at = r; goes_on(at); at = a.ranges[at].next) bytes += a.ranges[at].bytes;
-    f(first, bytes);
+    range_ref at = r;
+    for (; goes_on(at); at = a.ranges[at].next) bytes += a.ranges[at].bytes;
+    f(first, bytes, at);
   }
 }
 
@@ -57,6 +58,14 @@ class largest_size {
   std::size_t small_ = 0;
 };
 
+/// A free stretch that new handles can extend: its bytes before the wholly free handles at its end, and the
+/// addresses from there on.
+struct extensible {
+  zone where = zone::larger;
+  std::size_t bytes = 0;
+  std::size_t hole = 0;
+};
+
 /// Over pages. O(ranges + handles).
 /// @param left       bytes that can be created
 /// @param may_remap  whether free handles are mapped together
@@ -66,22 +75,28 @@ class largest_size {
   largest_size most;
   free_pieces found;
   std::size_t whole = 0;
-  for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
+  std::size_t const fresh = align_down(left, map.granularity());
+  sequence<extensible> before_holes;
+  for_each_free_stretch(a, [&](range const& first, std::size_t bytes, range_ref next) {
     bool const is_common = first.part == common;  // of other parts, whole handles can be given back
-    if (is_common) most.consider(first.where, bytes);
-    std::size_t const least = first.where == zone::larger ? least_piece : map.granularity();
-    if (bytes < least) return;
-    for (std::uintptr_t at = first.address; at < first.address + bytes;) {
+    if (is_common && a.joins_handles) most.consider(first.where, bytes);
+    extensible last{first.where, 0, 0};
+    std::uintptr_t at = first.address;
+    while (at < first.address + bytes) {
       handle_ref const h = map.at(at);
       std::uintptr_t const end = min_of(first.address + bytes, map.end_of(h));
       piece const p{at, end - at, h};
       bool const at_end = end == map.end_of(h);
       bool const at_start = at == map[h].home;
       at = end;
+      if (is_common && !a.joins_handles) most.consider(first.where, p.bytes);
+      bool const can_go = at_start && at_end && map[h].pins == 0;
+      last.hole = can_go ? last.hole + p.bytes : 0;
+      if (!can_go) last.bytes = at - first.address;
       if (map[h].pins != 0) continue;
-      if (at_start && at_end) {
+      if (can_go) {
         whole += p.bytes;
-      } else if (!is_common) {
+      } else if (!is_common || p.bytes < least_piece) {
         continue;
       } else if (first.where == zone::larger && at_end) {
         found.ends.push_back(p);
@@ -89,22 +104,17 @@ class largest_size {
         found.starts.push_back(p);
       }
     }
+    if (!is_common || !a.joins_handles || last.bytes == 0) return;
+    if (next != 0 && a.ranges[next].state == range_state::hole) last.hole += a.ranges[next].bytes;
+    if (last.hole != 0) before_holes.push_back(last);
   });
-  std::size_t const fresh = align_down(left, map.granularity());
+  for (extensible const& e : before_holes) most.consider(e.where, e.bytes + min_of(e.hole, whole + fresh));
   if (!may_remap) {
     most.consider(align_down(min_of(left, max_request_bytes) + whole, map.granularity()));
     return most.bytes();
   }
-  piece_pair const pair = largest_pair(found);
-  std::size_t end = 0;
-  for (piece const& p : found.ends) end = max_of(end, p.bytes);
   most.consider(whole + fresh);
-  most.consider(zone::larger, whole + pair.bytes());
-  most.consider(zone::larger, whole + end + fresh);
-  std::size_t const with_ends = whole + pair.bytes() + fresh;
-  std::size_t const live = a.live_bytes + with_ends;
-  if (uses_up_ends(max_of(a.live_peak, live), left, with_ends, live > a.live_peak))
-    most.consider(zone::larger, with_ends);
+  most.consider(zone::larger, whole + largest_pair(found).bytes() + fresh);
   return most.bytes();
 }
 
@@ -112,7 +122,7 @@ class largest_size {
 [[nodiscard]] inline std::size_t largest_block(arena const& a, std::size_t left, std::size_t grain) noexcept {
   largest_size most;
   std::size_t whole = 0;
-  for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
+  for_each_free_stretch(a, [&](range const& first, std::size_t bytes, range_ref) {
     if (first.part == common) most.consider(first.where, bytes);
     // A wholly free segment is given back before its memory is taken anew.
     bool is_whole = first.previous == 0;

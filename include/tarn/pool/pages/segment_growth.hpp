@@ -97,7 +97,10 @@ class segment_growth {
 
   /// The largest block that could be served if the source has `left` more bytes.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool) const noexcept {
-    return detail::largest_block(a, left, segment_grain_below(is_limited<layer_type>(), zone::larger));
+    // Below a limit a new segment is as large as the block, and may start beside a range grain.
+    std::size_t const spare = is_limited<layer_type>() && alignment_ < range_grain ? range_grain : 0;
+    return detail::largest_block(a, left > spare ? left - spare : 0,
+                                 segment_grain_below(is_limited<layer_type>(), zone::larger));
   }
 
   /// How many bytes may stay reserved if the request is served by a new segment.
