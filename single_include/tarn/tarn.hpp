@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_cb48dd67
+#define TARN_NAMESPACE tarn::inline v0_2_0_4d24ce6d
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -15775,6 +15775,8 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
     auto const sort_in = [&](piece const& p, bool at_start, bool at_end) {
       if (at_start && at_end) {
         found.whole.add(p);
+      } else if (p.bytes < least_piece) {
+        return;
       } else if (at_end && head_allowed) {
         found.ends.push_back(p);
       } else if (at_start) {
@@ -17103,8 +17105,8 @@ class growing_views {
 
 namespace TARN_NAMESPACE::detail {
 
-/// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed
-/// it. Not for what graphs have the addresses of. O(ranges)
+/// Calls f(first range, bytes, range after it or 0) for each contiguous free stretch of one zone and part,
+/// whichever streams freed it. Not for what graphs have the addresses of. O(ranges)
 template <class F>
 void for_each_free_stretch(arena const& a, F const& f) {
   for (range_ref r = 1; r < a.ranges.size(); ++r) {
@@ -17116,8 +17118,9 @@ void for_each_free_stretch(arena const& a, F const& f) {
     };
     if (!goes_on(r) || goes_on(first.previous) || a.keeps_address(first)) continue;
     std::size_t bytes = 0;
-    for (range_ref at = r; goes_on(at); at = a.ranges[at].next) bytes += a.ranges[at].bytes;
-    f(first, bytes);
+    range_ref at = r;
+    for (; goes_on(at); at = a.ranges[at].next) bytes += a.ranges[at].bytes;
+    f(first, bytes, at);
   }
 }
 
@@ -17144,6 +17147,14 @@ class largest_size {
   std::size_t small_ = 0;
 };
 
+/// A free stretch that new handles can extend: its bytes before the wholly free handles at its end, and the
+/// addresses from there on.
+struct extensible {
+  zone where = zone::larger;
+  std::size_t bytes = 0;
+  std::size_t hole = 0;
+};
+
 /// Over pages. O(ranges + handles).
 /// @param left       bytes that can be created
 /// @param may_remap  whether free handles are mapped together
@@ -17153,22 +17164,28 @@ class largest_size {
   largest_size most;
   free_pieces found;
   std::size_t whole = 0;
-  for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
+  std::size_t const fresh = align_down(left, map.granularity());
+  sequence<extensible> before_holes;
+  for_each_free_stretch(a, [&](range const& first, std::size_t bytes, range_ref next) {
     bool const is_common = first.part == common;  // of other parts, whole handles can be given back
-    if (is_common) most.consider(first.where, bytes);
-    std::size_t const least = first.where == zone::larger ? least_piece : map.granularity();
-    if (bytes < least) return;
-    for (std::uintptr_t at = first.address; at < first.address + bytes;) {
+    if (is_common && a.joins_handles) most.consider(first.where, bytes);
+    extensible last{first.where, 0, 0};
+    std::uintptr_t at = first.address;
+    while (at < first.address + bytes) {
       handle_ref const h = map.at(at);
       std::uintptr_t const end = min_of(first.address + bytes, map.end_of(h));
       piece const p{at, end - at, h};
       bool const at_end = end == map.end_of(h);
       bool const at_start = at == map[h].home;
       at = end;
+      if (is_common && !a.joins_handles) most.consider(first.where, p.bytes);
+      bool const can_go = at_start && at_end && map[h].pins == 0;
+      last.hole = can_go ? last.hole + p.bytes : 0;
+      if (!can_go) last.bytes = at - first.address;
       if (map[h].pins != 0) continue;
-      if (at_start && at_end) {
+      if (can_go) {
         whole += p.bytes;
-      } else if (!is_common) {
+      } else if (!is_common || p.bytes < least_piece) {
         continue;
       } else if (first.where == zone::larger && at_end) {
         found.ends.push_back(p);
@@ -17176,22 +17193,17 @@ class largest_size {
         found.starts.push_back(p);
       }
     }
+    if (!is_common || !a.joins_handles || last.bytes == 0) return;
+    if (next != 0 && a.ranges[next].state == range_state::hole) last.hole += a.ranges[next].bytes;
+    if (last.hole != 0) before_holes.push_back(last);
   });
-  std::size_t const fresh = align_down(left, map.granularity());
+  for (extensible const& e : before_holes) most.consider(e.where, e.bytes + min_of(e.hole, whole + fresh));
   if (!may_remap) {
     most.consider(align_down(min_of(left, max_request_bytes) + whole, map.granularity()));
     return most.bytes();
   }
-  piece_pair const pair = largest_pair(found);
-  std::size_t end = 0;
-  for (piece const& p : found.ends) end = max_of(end, p.bytes);
   most.consider(whole + fresh);
-  most.consider(zone::larger, whole + pair.bytes());
-  most.consider(zone::larger, whole + end + fresh);
-  std::size_t const with_ends = whole + pair.bytes() + fresh;
-  std::size_t const live = a.live_bytes + with_ends;
-  if (uses_up_ends(max_of(a.live_peak, live), left, with_ends, live > a.live_peak))
-    most.consider(zone::larger, with_ends);
+  most.consider(zone::larger, whole + largest_pair(found).bytes() + fresh);
   return most.bytes();
 }
 
@@ -17199,7 +17211,7 @@ class largest_size {
 [[nodiscard]] inline std::size_t largest_block(arena const& a, std::size_t left, std::size_t grain) noexcept {
   largest_size most;
   std::size_t whole = 0;
-  for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
+  for_each_free_stretch(a, [&](range const& first, std::size_t bytes, range_ref) {
     if (first.part == common) most.consider(first.where, bytes);
     // A wholly free segment is given back before its memory is taken anew.
     bool is_whole = first.previous == 0;
@@ -18115,7 +18127,15 @@ class page_growth {
           has_dropped = true;
           continue;
         }
-        if (lack == 0) return (block = views_.build(a, hot, order, pieces, c, request)) != nullptr;
+        if (lack == 0) {
+          if ((block = views_.build(a, hot, order, pieces, c, request)) != nullptr) return true;
+          // No address was left. Idle views have been unmapped: try again, then do without a view.
+          if (has_dropped)
+            return request.may_exceed &&
+                   create(growing, a, hot, request, looked_up<extension>(held, {}), request.bytes);
+          has_dropped = true;
+          continue;
+        }
       }
       if (bool several = false; !has_adopted && adopt_handles(a, map_, request, lack, several)) {
         if (!several && lack >= align_up(request.bytes, grain)) return true;
@@ -18803,7 +18823,10 @@ class segment_growth {
 
   /// The largest block that could be served if the source has `left` more bytes.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool) const noexcept {
-    return detail::largest_block(a, left, segment_grain_below(is_limited<layer_type>(), zone::larger));
+    // Below a limit a new segment is as large as the block, and may start beside a range grain.
+    std::size_t const spare = is_limited<layer_type>() && alignment_ < range_grain ? range_grain : 0;
+    return detail::largest_block(a, left > spare ? left - spare : 0,
+                                 segment_grain_below(is_limited<layer_type>(), zone::larger));
   }
 
   /// How many bytes may stay reserved if the request is served by a new segment.
@@ -19839,6 +19862,7 @@ class ladder {
   bool put_together(refusal& last) {
     request_.may_create = 0;
     request_.may_exceed = false;
+    request_.uses_up_ends = true;  // this is all that there is
     if (!request_.may_remap) return false;  // it would call the driver: only after handles were given back
     for (bool const extend : {true, false}) {
       request_.extend = extend;

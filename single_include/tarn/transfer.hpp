@@ -2110,8 +2110,10 @@ template <class Resource>
 
 /// Returns the size of the largest block that `memory` would serve now, in bytes; 0 if the pool sleeps. Over
 /// pages that is what can be put together of free and new memory; over blocks one that is free, or new.
-/// Within the limits above and below the pool, and less what `fenced` and `checked` add. Exact above 1 MiB,
-/// on a device where each free byte can be allocated, if no other thread or process allocates; below, and
+/// Within the limits above and below the pool, and less what `fenced` and `checked` add. Above 1 MiB it is
+/// served, and so is each smaller block, on a device where each free byte can be allocated, if no other
+/// thread or process allocates. Rarely a larger one is served as well: a view that was made before may show
+/// more free memory, and over blocks below a limit 512 bytes are kept for an alignment. Below 1 MiB, and
 /// while work of a captured stream uses freed memory, allocate() may serve more or fewer bytes. Memory that
 /// other pools cache, that a pool below a pool would give back, or that a `fallback_to` or `retry_on_oom`
 /// could add, is not counted.

@@ -61,6 +61,13 @@ PLANTED = {
             finder="tests/raii/growing_buffer.cpp",
         ),
         Mutant(
+            "memory that the device has is refused where no address is left for a view",
+            "pool/pages/page_growth.hpp",
+            "            return request.may_exceed &&\n",
+            "            return false &&\n",
+            finder="tests/raii/growing_buffer.cpp",
+        ),
+        Mutant(
             "a growing buffer changes its stream without order",
             "raii/growing_buffer.hpp",
             "if (held_ != 0) detail::order_streams(resource().driver(), stream, this->stream(), where);",
@@ -1668,15 +1675,15 @@ PLANTED = {
         Mutant(
             "the lock is released between choosing pieces and mapping a view of them",
             "pool/pages/page_growth.hpp",
-            "        if (lack == 0) return (block = views_.build(",
-            "        { unlocked const released(hot); }\n        if (lack == 0) return (block = views_.build(",
+            "          if ((block = views_.build(",
+            "          { unlocked const released(hot); }\n          if ((block = views_.build(",
             short=True,
         ),
         Mutant(
             "pieces are used that were chosen before views were unmapped",
             "pool/pages/page_growth.hpp",
-            "          has_dropped = true;\n          continue;\n",
-            "          has_dropped = true;\n",
+            "request.taker);\n          has_dropped = true;\n          continue;\n",
+            "request.taker);\n          has_dropped = true;\n",
         ),
         Mutant(
             "completion of the work is checked once for all views",

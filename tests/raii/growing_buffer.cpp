@@ -455,3 +455,21 @@ TEST_CASE("a growing buffer refuses a pool with one handle for each block", "[ra
   machine_and_pool t({}, {.handles = handles_per_block::one});
   CHECK_THROWS_AS(machine_and_pool::buffer_type(t.memory, per_mib, t.stream), misuse);
 }
+
+TEST_CASE("a request is served by new memory where growing buffers have all addresses for views",
+          "[raii][pages][growing_buffer]") {
+  machine_and_pool t({.capacity = 8_GiB, .taken = 0});
+  std::vector<machine_and_pool::buffer_type> all;
+  for (std::size_t most = 65'536 * per_mib; most != 0;) {
+    try {
+      all.emplace_back(t.memory, most, t.stream);
+    } catch (out_of_memory const&) {
+      most /= 2;
+    }
+  }
+  std::vector<device_buffer<char, stack<sim_pages, pooled, tracked>>> blocks;
+  for (int i = 0; i < 110; ++i) blocks.push_back(make_device_buffer<char>(t.memory, 9'728'000, t.stream));
+  for (std::size_t i = 0; i < blocks.size(); i += 2) blocks[i].reset();
+  for (std::size_t bytes = 9'216'000; bytes < 40'000'000; bytes += 716'800)
+    (void)make_device_buffer<char>(t.memory, bytes, t.stream);
+}

@@ -92,7 +92,15 @@ class page_growth {
           has_dropped = true;
           continue;
         }
-        if (lack == 0) return (block = views_.build(a, hot, order, pieces, c, request)) != nullptr;
+        if (lack == 0) {
+          if ((block = views_.build(a, hot, order, pieces, c, request)) != nullptr) return true;
+          // No address was left. Idle views have been unmapped: try again, then do without a view.
+          if (has_dropped)
+            return request.may_exceed &&
+                   create(growing, a, hot, request, looked_up<extension>(held, {}), request.bytes);
+          has_dropped = true;
+          continue;
+        }
       }
       if (bool several = false; !has_adopted && adopt_handles(a, map_, request, lack, several)) {
         if (!several && lack >= align_up(request.bytes, grain)) return true;
