@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_4d24ce6d
+#define TARN_NAMESPACE tarn::inline v0_2_0_818e2e27
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -23670,15 +23670,18 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
 
   /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
+  /// If the stream is captured, the block is neither verified nor poisoned any more.
   void record_stream(void* p, std::size_t bytes, stream_ref stream) {
     if (p == nullptr) return;
     std::size_t alignment = 0;
+    bool const captured = is_capturing(stream);
     streams_.note(driver(), stream);
     {
       detail::scoped_lock const guard(mutex_);
       detail::block_record* const b = history_.find(p);
       if (b == nullptr || b->state != detail::block_state::live) detail::refuse_pointer(p, "record_stream");
       b->used_elsewhere = true;
+      b->fenced = b->fenced && !captured;  // a graph uses the block also after it is freed
       alignment = b->alignment;
     }
     if constexpr (detail::records_streams<Upstream>) {

@@ -2822,6 +2822,13 @@ PLANTED = {
     ],
     "memory of a captured graph is given to nothing else until its owner ends": [
         Mutant(
+            "checked poisons a freed block that a graph uses",
+            "debug/checked.hpp",
+            "      b->fenced = b->fenced && !captured;  // a graph uses the block also after it is freed\n",
+            "",
+            finder="tests/debug/checked.cpp",
+        ),
+        Mutant(
             "a captured stream keeps its caches on all threads",
             "pool/graph/graph_captures.hpp",
             "    front_.drop_stream(id);  // also if another thread has added the stream, and not dropped it yet\n",

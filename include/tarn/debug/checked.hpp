@@ -148,15 +148,18 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
 
   /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
+  /// If the stream is captured, the block is neither verified nor poisoned any more.
   void record_stream(void* p, std::size_t bytes, stream_ref stream) {
     if (p == nullptr) return;
     std::size_t alignment = 0;
+    bool const captured = is_capturing(stream);
     streams_.note(driver(), stream);
     {
       detail::scoped_lock const guard(mutex_);
       detail::block_record* const b = history_.find(p);
       if (b == nullptr || b->state != detail::block_state::live) detail::refuse_pointer(p, "record_stream");
       b->used_elsewhere = true;
+      b->fenced = b->fenced && !captured;  // a graph uses the block also after it is freed
       alignment = b->alignment;
     }
     if constexpr (detail::records_streams<Upstream>) {
