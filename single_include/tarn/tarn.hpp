@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_818e2e27
+#define TARN_NAMESPACE tarn::inline v0_2_0_716dd2ca
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -25519,6 +25519,7 @@ class [[nodiscard]] capture_scope {
 // growing_buffer<T>: an array in device memory that grows without a copy, at one address.
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -25627,11 +25628,15 @@ class growing_buffer {
   [[nodiscard]] stream_ref stream() const noexcept { return copied_.stream(); }
   [[nodiscard]] Resource const& resource() const noexcept { return copied_.resource(); }
 
-  /// Appends a copy of host or device elements, in stream order. @throws as reserve(); cuda_error: nothing
-  /// has changed
+  /// Appends a copy of host or device elements, also of its own, in stream order. @throws as reserve();
+  /// cuda_error: nothing has changed
   void append(std::span<T const> from, attribution call = attribution::current()) {
     if (from.size() > most_ - size_) refuse(from.size(), call.where);
+    std::size_t const place =
+        reinterpret_cast<std::uintptr_t>(from.data()) - reinterpret_cast<std::uintptr_t>(data());
+    bool const is_own = place < size_ * sizeof(T);
     reserve(size_ + from.size(), call);
+    if (is_own) from = {data() + place / sizeof(T), from.size()};  // they may have moved
     tarn::copy(resource().driver(), from, std::span<T>(data() + size_, from.size()), stream(), call.where);
     size_ += from.size();
   }

@@ -68,6 +68,13 @@ PLANTED = {
             finder="tests/raii/growing_buffer.cpp",
         ),
         Mutant(
+            "a growing buffer appends its own elements from where they were",
+            "raii/growing_buffer.hpp",
+            "    if (is_own) from =",
+            "    if (is_own && base_ != nullptr) from =",
+            finder="tests/raii/growing_buffer.cpp",
+        ),
+        Mutant(
             "a growing buffer changes its stream without order",
             "raii/growing_buffer.hpp",
             "if (held_ != 0) detail::order_streams(resource().driver(), stream, this->stream(), where);",

@@ -17,6 +17,7 @@
 #include "driver/calling_driver.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/debug/checked.hpp"
+#include "tarn/debug/poisoned.hpp"
 #include "tarn/debug/with_history.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -472,4 +473,25 @@ TEST_CASE("a request is served by new memory where growing buffers have all addr
   for (std::size_t i = 0; i < blocks.size(); i += 2) blocks[i].reset();
   for (std::size_t bytes = 9'216'000; bytes < 40'000'000; bytes += 716'800)
     (void)make_device_buffer<char>(t.memory, bytes, t.stream);
+}
+
+TEST_CASE("a growing buffer appends elements of its own", "[raii][pages][growing_buffer]") {
+  auto const appends = [](auto memory) {
+    basic_stream<sim_driver> const stream(memory.driver());
+    growing_buffer<float, decltype(memory)> buffer(memory, 64 * per_mib, stream);
+    append_numbered(buffer, 2);
+    buffer.append(buffer.span());
+    buffer.append(buffer.span().subspan(per_mib, 2 * per_mib));
+    std::vector<float> const host = ::contents_of(buffer);
+    float const expected[] = {0, 1, 0, 1, 1, 0};
+    REQUIRE(host.size() == std::size(expected) * per_mib);
+    for (std::size_t i = 0; i < std::size(expected); ++i) CHECK(host[i * per_mib] == expected[i]);
+  };
+  sim_machine machine;
+  SECTION("at one address") {
+    appends(sim_pages(machine.driver(device_id{0})) | pooled{});
+  }
+  SECTION("while they move") {
+    appends(basic_malloc<sim_driver>(machine.driver(device_id{0})) | pooled{} | poisoned{});
+  }
 }

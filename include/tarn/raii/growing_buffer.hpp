@@ -3,6 +3,7 @@
 // growing_buffer<T>: an array in device memory that grows without a copy, at one address.
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -122,11 +123,15 @@ class growing_buffer {
   [[nodiscard]] stream_ref stream() const noexcept { return copied_.stream(); }
   [[nodiscard]] Resource const& resource() const noexcept { return copied_.resource(); }
 
-  /// Appends a copy of host or device elements, in stream order. @throws as reserve(); cuda_error: nothing
-  /// has changed
+  /// Appends a copy of host or device elements, also of its own, in stream order. @throws as reserve();
+  /// cuda_error: nothing has changed
   void append(std::span<T const> from, attribution call = attribution::current()) {
     if (from.size() > most_ - size_) refuse(from.size(), call.where);
+    std::size_t const place =
+        reinterpret_cast<std::uintptr_t>(from.data()) - reinterpret_cast<std::uintptr_t>(data());
+    bool const is_own = place < size_ * sizeof(T);
     reserve(size_ + from.size(), call);
+    if (is_own) from = {data() + place / sizeof(T), from.size()};  // they may have moved
     tarn::copy(resource().driver(), from, std::span<T>(data() + size_, from.size()), stream(), call.where);
     size_ += from.size();
   }
