@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_716dd2ca
+#define TARN_NAMESPACE tarn::inline v0_2_0_ee70b408
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -18153,6 +18153,8 @@ class page_growth {
 
   // ---- blocks that grow in place
 
+  /// Whether a block of 2 MiB is whole handles.
+  [[nodiscard]] bool can_grow_in_place() const noexcept { return source_.granularity() <= usual_granule; }
   /// See growing_views::reserve(); returns the address, null if none is left.
   [[nodiscard]] void* reserve_growing(arena& a, may_release hot, ordering<driver_type>& order,
                                       std::size_t device_bytes, std::size_t bytes) {
@@ -21585,7 +21587,8 @@ class pool {
   // ---- blocks that grow in place, for growing_buffer
 
   /// Reserves addresses, without memory, for blocks that follow each other: allocate_at() makes them. Returns
-  /// null where the memory is not pages: nothing grows in place there. O(views)
+  /// null where the memory is not pages, or they are larger than 2 MiB: nothing grows in place there.
+  /// O(views)
   /// @param bytes  at most; rounded up to 2 MiB
   /// @throws out_of_memory  no addresses are left; cuda_error, std::bad_alloc. Nothing has changed
   [[nodiscard]] void* reserve_growing(std::size_t bytes)
@@ -21598,7 +21601,8 @@ class pool {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) heap_.refuse_forked();
     if (heap_.is_asleep()) heap_.refuse_asleep(bytes);
-    if (!heap_.uses_pages()) return nullptr;
+    auto const can_grow = [](auto const& pages) { return pages.can_grow_in_place(); };
+    if (!heap_.growth(growing).template visit_pages<bool>(can_grow)) return nullptr;
     detail::hot_lock held = heap_.lock_hot();
     void* const p = heap_.growth(growing).template visit_pages<void*>([&](auto& pages) {
       return pages.reserve_growing(heap_.space(held), detail::may_release(held), heap_.order(growing),
@@ -25548,8 +25552,9 @@ inline constexpr std::size_t largest_growing_step = 32_MiB;
 /// of its bytes, and each shrink as a deallocation. An operation that needs no more capacity makes no driver
 /// call and no call of the pool; growth costs 36 us for each handle that is mapped (H200).
 ///
-/// Where the memory is not pages, or a layer moves addresses (`fenced`, `checked`), it grows by doubling and
-/// a copy, and keeps_address() is false. One thread at a time. Every operation is ordered on stream().
+/// Where the memory is not pages of up to 2 MiB, or a layer moves addresses (`fenced`, `checked`), it grows
+/// by doubling and a copy, and keeps_address() is false. One thread at a time. Every operation is ordered on
+/// stream().
 ///
 /// To grow again over what was given back may need the host to wait: for the work on those elements, if other
 /// memory has to be mapped there, and for streams that record_stream() named. While a graph may use them, or

@@ -68,6 +68,13 @@ PLANTED = {
             finder="tests/raii/growing_buffer.cpp",
         ),
         Mutant(
+            "a growing buffer asks for less than a page of the device",
+            "pool/pages/page_growth.hpp",
+            "return source_.granularity() <= usual_granule;",
+            "return source_.granularity() != 0;",
+            finder="tests/raii/growing_buffer.cpp",
+        ),
+        Mutant(
             "a growing buffer appends its own elements from where they were",
             "raii/growing_buffer.hpp",
             "    if (is_own) from =",

@@ -446,6 +446,10 @@ TEST_CASE("a growing buffer over memory without pages doubles and copies", "[rai
     grows(sim_pages(watched.driver(device_id{0})) | pooled{});
     CHECK(watched.tool_findings().empty());
   }
+  SECTION("pages larger than the steps") {
+    sim_machine const large{{.granularity = 4_MiB}};
+    grows(sim_pages(large.driver(device_id{0})) | pooled{});
+  }
   SECTION("a device without pages") {
     sim_machine const virtual_gpu{{.paging = sim_paging::missing}};
     grows(sim_pages(virtual_gpu.driver(device_id{0})) | pooled{});

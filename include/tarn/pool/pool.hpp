@@ -277,7 +277,8 @@ class pool {
   // ---- blocks that grow in place, for growing_buffer
 
   /// Reserves addresses, without memory, for blocks that follow each other: allocate_at() makes them. Returns
-  /// null where the memory is not pages: nothing grows in place there. O(views)
+  /// null where the memory is not pages, or they are larger than 2 MiB: nothing grows in place there.
+  /// O(views)
   /// @param bytes  at most; rounded up to 2 MiB
   /// @throws out_of_memory  no addresses are left; cuda_error, std::bad_alloc. Nothing has changed
   [[nodiscard]] void* reserve_growing(std::size_t bytes)
@@ -290,7 +291,8 @@ class pool {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) heap_.refuse_forked();
     if (heap_.is_asleep()) heap_.refuse_asleep(bytes);
-    if (!heap_.uses_pages()) return nullptr;
+    auto const can_grow = [](auto const& pages) { return pages.can_grow_in_place(); };
+    if (!heap_.growth(growing).template visit_pages<bool>(can_grow)) return nullptr;
     detail::hot_lock held = heap_.lock_hot();
     void* const p = heap_.growth(growing).template visit_pages<void*>([&](auto& pages) {
       return pages.reserve_growing(heap_.space(held), detail::may_release(held), heap_.order(growing),

@@ -43,8 +43,9 @@ inline constexpr std::size_t largest_growing_step = 32_MiB;
 /// of its bytes, and each shrink as a deallocation. An operation that needs no more capacity makes no driver
 /// call and no call of the pool; growth costs 36 us for each handle that is mapped (H200).
 ///
-/// Where the memory is not pages, or a layer moves addresses (`fenced`, `checked`), it grows by doubling and
-/// a copy, and keeps_address() is false. One thread at a time. Every operation is ordered on stream().
+/// Where the memory is not pages of up to 2 MiB, or a layer moves addresses (`fenced`, `checked`), it grows
+/// by doubling and a copy, and keeps_address() is false. One thread at a time. Every operation is ordered on
+/// stream().
 ///
 /// To grow again over what was given back may need the host to wait: for the work on those elements, if other
 /// memory has to be mapped there, and for streams that record_stream() named. While a graph may use them, or

@@ -118,6 +118,8 @@ class page_growth {
 
   // ---- blocks that grow in place
 
+  /// Whether a block of 2 MiB is whole handles.
+  [[nodiscard]] bool can_grow_in_place() const noexcept { return source_.granularity() <= usual_granule; }
   /// See growing_views::reserve(); returns the address, null if none is left.
   [[nodiscard]] void* reserve_growing(arena& a, may_release hot, ordering<driver_type>& order,
                                       std::size_t device_bytes, std::size_t bytes) {
