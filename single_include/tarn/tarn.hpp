@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_ee70b408
+#define TARN_NAMESPACE tarn::inline v0_2_0_1800bd1e
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -24270,7 +24270,7 @@ struct poisoned {
 /// Costs one fill of the whole block per call, in stream order (about 2 us, plus its bytes at memory
 /// bandwidth). Never synchronises, except for the _sync calls, which wait for their fill, and if the stream
 /// of a deallocation may be destroyed and its work cannot be ordered on the device. Fills nothing while the
-/// stream is capturing a graph or the pool sleeps.
+/// stream is capturing a graph or the pool sleeps, and no block that was allocated in a capture.
 template <class Upstream>
 class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstream> {
   using base = resource_adaptor<poisoned_layer<Upstream>, Upstream>;
@@ -24285,7 +24285,16 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
 
   void* around_allocate(request const& r, auto const& next) {
     void* const p = next.allocate(r);
-    if (p == nullptr || detail::is_capturing(driver(), r.stream)) return p;
+    if (p == nullptr) return p;
+    if (detail::is_capturing(driver(), r.stream)) {
+      try {
+        used_elsewhere_.insert(p);  // its graph may run when it is freed
+      } catch (...) {
+        next.deallocate(r, p);
+        throw;
+      }
+      return p;
+    }
     (void)detail::fill_in_order(driver(), r.stream, p, pattern::uninitialised, r.bytes);
     if (!r.is_synchronous()) return p;
     if (status const s = driver().synchronize_stream(r.stream); !s.ok()) {
@@ -24333,7 +24342,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
     }
   }
 
-  detail::block_set used_elsewhere_;  ///< blocks that record_stream() named
+  detail::block_set used_elsewhere_;  ///< blocks that record_stream() named, and those of captures
 };
 
 }  // namespace TARN_NAMESPACE

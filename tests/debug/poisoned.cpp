@@ -5,6 +5,7 @@
 #include "contract/resource_contract.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 
@@ -85,4 +86,31 @@ TEST_CASE("poisoned forgets a use that the pool refused to record, and ignores a
   memory.deallocate(stream, p, 100);
   REQUIRE(machine.driver().synchronize_stream(stream).ok());
   CHECK(p[0] == pattern::freed);
+}
+
+TEST_CASE("poisoned does not overwrite a block of a capture that is freed while the graph runs",
+          "[policy][poisoned]") {
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  test_stream const other(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | poisoned{};
+  graph_memory graphs(memory);
+  unsigned char seen = 0;
+  unsigned char* p = nullptr;
+  sim_graph graph;
+  {
+    capture_scope const scope(graphs, stream);
+    REQUIRE(machine.begin_capture(stream).ok());
+    p = static_cast<unsigned char*>(memory.allocate(stream, 100));
+    REQUIRE(machine.launch(stream, 1000, [p] { p[0] = 7; }).ok());
+    REQUIRE(machine.launch(stream, 50'000'000).ok());
+    REQUIRE(machine.launch(stream, 1000, [&seen, p] { seen = p[0]; }).ok());
+    void* const q = memory.allocate(stream, 200);
+    memory.deallocate(stream, q, 200);
+    REQUIRE(machine.end_capture(stream, graph).ok());
+  }
+  REQUIRE(machine.launch(other, graph).ok());
+  memory.deallocate(stream, p, 100);
+  REQUIRE(machine.driver().synchronize_device().ok());
+  CHECK(seen == 7);
 }

@@ -2836,6 +2836,13 @@ PLANTED = {
     ],
     "memory of a captured graph is given to nothing else until its owner ends": [
         Mutant(
+            "poisoned fills a block of a capture when it is freed",
+            "debug/poisoned.hpp",
+            "        used_elsewhere_.insert(p);  // its graph may run when it is freed\n",
+            "",
+            finder="tests/debug/poisoned.cpp",
+        ),
+        Mutant(
             "checked poisons a freed block that a graph uses",
             "debug/checked.hpp",
             "      b->fenced = b->fenced && !captured;  // a graph uses the block also after it is freed\n",
