@@ -1099,7 +1099,8 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   [[nodiscard]] stream_ref with_id(stream_ref stream) const noexcept {
     if (stream.id() != stream_ref::unknown_id) return stream;
     stream_id id = stream_ref::unknown_id;
-    if (!this->driver().identify(stream, id).ok()) return stream;
+    constexpr auto named = detail::default_streams_of<Upstream>();
+    if (!detail::identify_named<named>(this->driver(), stream, id).ok()) return stream;
     return stream_ref::from(stream.handle(), id);
   }
   [[nodiscard]] detail::call_origin origin() const noexcept {

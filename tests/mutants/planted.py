@@ -308,6 +308,13 @@ PLANTED = {
     ],
     "memory is used and freed on streams of any device": [
         Mutant(
+            "with_history names the default stream of the pool's device for that of the current one",
+            "debug/with_history.hpp",
+            "detail::identify_named<named>(this->driver(), stream, id)",
+            "this->driver().identify(stream, id)",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
             "the work of another device's stream is marked on the pool's device",
             "pool/order/mark_work.hpp",
             "  Driver const there = driver_on(driver, device);\n",

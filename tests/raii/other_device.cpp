@@ -15,6 +15,7 @@
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/fenced.hpp"
 #include "tarn/debug/poisoned.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/driver/sim/sim_driver.hpp"
 #include "tarn/policy/accessible_from.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -298,4 +299,40 @@ TEST_CASE("streams of a second device cost no call on a third one, and warm call
   int in_use = 0;
   first.devices_of_streams().for_each_in_use([&](device_id d) { in_use |= 1 << d.value; });
   CHECK(in_use == 3);
+}
+
+namespace {
+
+/// The default stream of the second device, which is current, frees a block that it still reads. Neither the
+/// host nor the default stream of the first device may have the bytes before.
+template <class Memory>
+void free_on_the_current_default_stream(two_devices<sim_driver>& t, Memory memory) {
+  basic_stream<sim_driver> const uses_the_device{t.other};
+  for (bool const by_the_host : {true, false}) {
+    REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+    void* const p = memory.allocate_sync(n);
+    std::memset(p, 7, n);
+    t.read_late(stream_ref{}, p, 7);
+    memory.deallocate(stream_ref{}, p, n);
+    REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+    if (by_the_host) overwrite(memory);
+    void* const q = memory.allocate(stream_ref{}, n);
+    REQUIRE(t.first.launch(stream_ref{}, 1000, {sim_writes(q, n)}, [q] { std::memset(q, 9, n); }).ok());
+    memory.deallocate(stream_ref{}, q, n);
+    CHECK(t.good_reads() == (by_the_host ? 1 : 2));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("policies free host memory behind the default stream of the current device",
+          "[raii][other_device][policy]") {
+  two_devices<sim_driver> t;
+  auto const pinned = basic_pinned<sim_driver>{t.first} | pooled{};
+  SECTION("none") {
+    free_on_the_current_default_stream(t, pinned);
+  }
+  SECTION("with_history") {
+    free_on_the_current_default_stream(t, pinned | with_history{});
+  }
 }

@@ -18,6 +18,7 @@
 #include "tarn/core/tag.hpp"
 #include "tarn/debug/history_log.hpp"
 #include "tarn/debug/memory_history.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
@@ -162,7 +163,8 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   [[nodiscard]] stream_ref with_id(stream_ref stream) const noexcept {
     if (stream.id() != stream_ref::unknown_id) return stream;
     stream_id id = stream_ref::unknown_id;
-    if (!this->driver().identify(stream, id).ok()) return stream;
+    constexpr auto named = detail::default_streams_of<Upstream>();
+    if (!detail::identify_named<named>(this->driver(), stream, id).ok()) return stream;
     return stream_ref::from(stream.handle(), id);
   }
   [[nodiscard]] detail::call_origin origin() const noexcept {
