@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_eb6653a2
+#define TARN_NAMESPACE tarn::inline v0_2_0_203d870e
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -2508,6 +2508,14 @@ template <class Resource>
   }
 }
 
+/// Whether a stream may be that of any device: on memory that the host can access, programs name one handle
+/// for the default streams of all of them. No driver call.
+template <stream_driver Driver>
+[[nodiscard]] bool is_of_any_device(Driver const& driver, stream_ref stream, default_streams which) noexcept {
+  return which == default_streams::of_current_device && is_default_stream(stream) &&
+         uses_several_devices(driver);
+}
+
 /// The identity of the stream that a call names. At most one driver call, and one question for the current
 /// device.
 template <default_streams Which, stream_driver Driver>
@@ -2520,6 +2528,14 @@ status identify_named(Driver const& driver, stream_ref stream, stream_id& id) no
     }
   }
   return driver.identify(stream, id);
+}
+/// The stream that a call names, with its identity if that depends on the current device. The same cost.
+template <default_streams Which, stream_driver Driver>
+[[nodiscard]] stream_ref named_stream(Driver const& driver, stream_ref stream) noexcept {
+  stream_id id = stream_ref::unknown_id;
+  bool const depends = Which == default_streams::of_current_device && is_default_stream(stream);
+  return depends && identify_named<Which>(driver, stream, id).ok() ? stream_ref::from(stream.handle(), id)
+                                                                   : stream;
 }
 
 }  // namespace TARN_NAMESPACE::detail
@@ -2651,11 +2667,11 @@ status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   return wait_for_all_work(driver);
 }
 /// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be
-/// destroyed, the default stream after waiting for the work on it. Returns false if a capture forbids to
-/// wait: the memory must not be accessed.
+/// destroyed or that of any device, the default stream after waiting for the work on it. Returns false if a
+/// capture forbids to wait: the memory must not be accessed.
 template <stream_driver Driver>
-[[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
-  if (life_of(driver, stream) == stream_life::alive) return true;
+[[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream, default_streams which) noexcept {
+  if (life_of(driver, stream) == stream_life::alive && !is_of_any_device(driver, stream, which)) return true;
   stream = {};
   return !is_capture_error(wait_for_all_work(driver));
 }
@@ -13527,15 +13543,10 @@ template <stream_driver Driver>
 
 /// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device
 /// in use. No driver call.
-/// @param which  of a default stream on memory that the host can access, any device's default stream may be
-///               meant: a program names one handle for all of them
 template <stream_driver Driver>
 [[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
                                        default_streams which) noexcept {
-  if (which == default_streams::of_current_device && is_default_stream(stream) &&
-      uses_several_devices(driver))
-    return unknown_device;
-  return device_of(driver, stream);
+  return is_of_any_device(driver, stream, which) ? unknown_device : device_of(driver, stream);
 }
 
 }  // namespace TARN_NAMESPACE::detail
@@ -23626,7 +23637,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// What the fences add to each block, bytes; for largest_available_block().
   [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
 
-  void* around_allocate(request const& r, auto const& next) {
+  void* around_allocate(request const& asked, auto const& next) {
+    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);
     detail::block_record b;
@@ -23656,13 +23668,14 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (r.is_synchronous() && !captured) (void)driver().synchronize_stream(r.stream);
     return b.p;
   }
-  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+  void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
+    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
     stream_ref on = r.stream;
     // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no
     // memory.
-    bool const untouchable = !detail::make_usable(driver(), on) || is_capturing(on) ||
+    bool const untouchable = !detail::make_usable(driver(), on, named) || is_capturing(on) ||
                              (b.used_elsewhere && !wait_for_uses()) || detail::sleeps(this->upstream());
     if (!untouchable) verify_fences(b, on);
     if (untouchable || !b.fenced || !quarantine(b, on)) {
@@ -23992,6 +24005,9 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     static_cast<checked_layer*>(self)->add_leaks(leaks);
   }
 
+  /// What a default stream refers to that a call names without an identity.
+  static constexpr auto named = detail::default_streams_of<Upstream>();
+
   checked const options_;
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
@@ -24069,7 +24085,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   /// What the fences add to each block, bytes; for largest_available_block().
   [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
 
-  void* around_allocate(request const& r, auto const& next) {
+  void* around_allocate(request const& asked, auto const& next) {
+    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);
     request const whole = fences_.whole_of(r);
@@ -24085,7 +24102,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       (void)driver().synchronize_stream(r.stream);
     return p;
   }
-  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+  void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
+    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     if (retire(r, p)) next.deallocate(fences_.whole_of(r), fences_.whole_of(p, r.alignment));
   }
 
@@ -24221,7 +24239,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     }
     if (!has_fences || detail::sleeps(this->upstream())) return true;
     stream_ref on = r.stream;
-    if (!detail::make_usable(driver(), on) || detail::is_capturing(driver(), on)) return true;
+    if (!detail::make_usable(driver(), on, named) || detail::is_capturing(driver(), on)) return true;
     if (detail::breach const found = fences_.find_breach(driver(), on, p, r.bytes, r.alignment))
       report(found);
     return true;
@@ -24238,6 +24256,9 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     if (number != 0) text.add_number(number);
     report_misuse(misuse(kind, p, text.view()));
   }
+
+  /// What a default stream refers to that a call names without an identity.
+  static constexpr auto named = detail::default_streams_of<Upstream>();
 
   detail::fences fences_;
   detail::fork_mutex mutex_;
@@ -24283,7 +24304,8 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
       : poisoned_layer(Upstream{}) {}
   explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : base(std::move(upstream)) {}
 
-  void* around_allocate(request const& r, auto const& next) {
+  void* around_allocate(request const& asked, auto const& next) {
+    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     void* const p = next.allocate(r);
     if (p == nullptr) return p;
     if (detail::is_capturing(driver(), r.stream)) {
@@ -24306,7 +24328,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
     return p;
   }
   void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
-    request r = asked;
+    request r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     if (!used_elsewhere_.erase(p) && !detail::sleeps(this->upstream())) fill_freed(r, p);
     next.deallocate(r, p);
   }
@@ -24329,8 +24351,11 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   /// the fill.
   void fill_freed(request& r, void* p) noexcept {
     stream_ref on = r.stream;
-    if (detail::life_of(driver(), on) != detail::stream_life::alive) {
-      on = stream_ref{};
+    if (detail::life_of(driver(), on) != detail::stream_life::alive ||
+        detail::is_of_any_device(driver(), on, named)) {
+      stream_id id = stream_ref::unknown_id;
+      if (!driver().identify(stream_ref{}, id).ok()) return;
+      on = stream_ref::from(nullptr, id);
       if (!detail::order_behind_lost(driver(), on).ok()) return;
     }
     if (detail::is_capturing(driver(), on)) return;
@@ -24341,6 +24366,9 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
       r.stream = on;
     }
   }
+
+  /// What a default stream refers to that a call names without an identity.
+  static constexpr auto named = detail::default_streams_of<Upstream>();
 
   detail::block_set used_elsewhere_;  ///< blocks that record_stream() named, and those of captures
 };

@@ -308,6 +308,20 @@ PLANTED = {
     ],
     "memory is used and freed on streams of any device": [
         Mutant(
+            "poisoned fills behind one device's default stream",
+            "debug/poisoned.hpp",
+            " ||\n        detail::is_of_any_device(driver(), on, named)) {",
+            ") {",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
+            "checked and fenced wait for one device's default stream",
+            "driver/all_work.hpp",
+            " && !is_of_any_device(driver, stream, which)) return true;",
+            ") return true;",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
             "with_history names the default stream of the pool's device for that of the current one",
             "debug/with_history.hpp",
             "detail::identify_named<named>(this->driver(), stream, id)",
@@ -377,9 +391,9 @@ PLANTED = {
         ),
         Mutant(
             "a block freed on a default stream waits for one device's",
-            "pool/order/mark_work.hpp",
-            "      uses_several_devices(driver))\n",
-            "      driver.device().value < 0)\n",
+            "driver/stream_device.hpp",
+            "         uses_several_devices(driver);\n",
+            "         driver.device().value < 0;\n",
             finder="tests/raii/other_device.cpp",
         ),
         Mutant(
@@ -2181,8 +2195,8 @@ PLANTED = {
         Mutant(
             "the lifetime of a stream is checked once",
             "debug/poisoned.hpp",
-            "if (detail::life_of(driver(), on) != detail::stream_life::alive) {",
-            "static bool const lost = detail::life_of(driver(), on) != detail::stream_life::alive;\n    if (lost) {",
+            "    if (detail::life_of(driver(), on) != detail::stream_life::alive ||",
+            "    static bool const lost = detail::life_of(driver(), on) != detail::stream_life::alive;\n    if (lost ||",
             finder="policies",
         ),
         Mutant(

@@ -303,36 +303,72 @@ TEST_CASE("streams of a second device cost no call on a third one, and warm call
 
 namespace {
 
-/// The default stream of the second device, which is current, frees a block that it still reads. Neither the
-/// host nor the default stream of the first device may have the bytes before.
+/// A kernel on the default stream of the second device, which is current, still reads a block when it is
+/// freed. Neither the host nor another default stream may have the bytes before.
 template <class Memory>
-void free_on_the_current_default_stream(two_devices<sim_driver>& t, Memory memory) {
+void free_on_default_streams(two_devices<sim_driver>& t, Memory memory) {
   basic_stream<sim_driver> const uses_the_device{t.other};
-  for (bool const by_the_host : {true, false}) {
-    REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+  int good = 0;
+  auto const is_read_late = [&](int current, auto const& then) {
+    REQUIRE(sim_driver::set_current_device(device_id{current}).ok());
+    {
+      pinned_buffer<char, Memory> b(memory, n, elements::uninitialised);
+      std::memset(b.data(), 7, n);
+      REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+      t.read_late(stream_ref{}, b.data(), 7);
+    }
+    then();
+    CHECK(t.good_reads() == ++good);
+  };
+  auto const write = [&](int current, std::size_t bytes) {
+    REQUIRE(sim_driver::set_current_device(device_id{current}).ok());
+    void* const p = memory.allocate(stream_ref{}, bytes);
+    auto const& driver = current == 0 ? t.first : t.other;
+    auto const fill = [p, bytes] { std::memset(p, 9, bytes); };
+    REQUIRE(driver.launch(stream_ref{}, 1000, {sim_writes(p, bytes)}, fill).ok());
+    memory.deallocate(stream_ref{}, p, bytes);
+  };
+  for (int const current : {0, 1}) {
+    is_read_late(current, [&] { overwrite(memory); });
+    is_read_late(current, [&] { write(1, n - 100); });
+    // The default stream that the buffer names may have it at once.
+    if (current == 1) is_read_late(current, [&] { write(0, n); });
+  }
+  // Freed by the handle, which means the current device's.
+  for (int const next : {0, 1}) {
     void* const p = memory.allocate_sync(n);
     std::memset(p, 7, n);
+    REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
     t.read_late(stream_ref{}, p, 7);
     memory.deallocate(stream_ref{}, p, n);
-    REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
-    if (by_the_host) overwrite(memory);
-    void* const q = memory.allocate(stream_ref{}, n);
-    REQUIRE(t.first.launch(stream_ref{}, 1000, {sim_writes(q, n)}, [q] { std::memset(q, 9, n); }).ok());
-    memory.deallocate(stream_ref{}, q, n);
-    CHECK(t.good_reads() == (by_the_host ? 1 : 2));
+    write(next, n - 100);
+    CHECK(t.good_reads() == ++good);
   }
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
 }
 
 }  // namespace
 
-TEST_CASE("policies free host memory behind the default stream of the current device",
+TEST_CASE("policies free host memory behind the default streams of all devices",
           "[raii][other_device][policy]") {
   two_devices<sim_driver> t;
   auto const pinned = basic_pinned<sim_driver>{t.first} | pooled{};
   SECTION("none") {
-    free_on_the_current_default_stream(t, pinned);
+    free_on_default_streams(t, pinned);
   }
   SECTION("with_history") {
-    free_on_the_current_default_stream(t, pinned | with_history{});
+    free_on_default_streams(t, pinned | with_history{});
+  }
+  SECTION("poisoned") {
+    free_on_default_streams(t, pinned | poisoned{});
+  }
+  SECTION("fenced") {
+    free_on_default_streams(t, pinned | fenced{});
+  }
+  SECTION("checked") {
+    free_on_default_streams(t, pinned | checked{});
+  }
+  SECTION("checked without a quarantine") {
+    free_on_default_streams(t, pinned | checked{.quarantine_blocks = 0});
   }
 }

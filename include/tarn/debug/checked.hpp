@@ -26,6 +26,7 @@
 #include "tarn/debug/used_streams.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
@@ -100,7 +101,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// What the fences add to each block, bytes; for largest_available_block().
   [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
 
-  void* around_allocate(request const& r, auto const& next) {
+  void* around_allocate(request const& asked, auto const& next) {
+    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);
     detail::block_record b;
@@ -130,13 +132,14 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (r.is_synchronous() && !captured) (void)driver().synchronize_stream(r.stream);
     return b.p;
   }
-  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+  void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
+    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
     stream_ref on = r.stream;
     // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no
     // memory.
-    bool const untouchable = !detail::make_usable(driver(), on) || is_capturing(on) ||
+    bool const untouchable = !detail::make_usable(driver(), on, named) || is_capturing(on) ||
                              (b.used_elsewhere && !wait_for_uses()) || detail::sleeps(this->upstream());
     if (!untouchable) verify_fences(b, on);
     if (untouchable || !b.fenced || !quarantine(b, on)) {
@@ -465,6 +468,9 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   static void add_leaks_of(void* self, detail::sequence<detail::block_record>& leaks) {
     static_cast<checked_layer*>(self)->add_leaks(leaks);
   }
+
+  /// What a default stream refers to that a call names without an identity.
+  static constexpr auto named = detail::default_streams_of<Upstream>();
 
   checked const options_;
   detail::fences fences_;

@@ -18,6 +18,7 @@
 #include "tarn/debug/fill_pattern.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
@@ -60,7 +61,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   /// What the fences add to each block, bytes; for largest_available_block().
   [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
 
-  void* around_allocate(request const& r, auto const& next) {
+  void* around_allocate(request const& asked, auto const& next) {
+    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);
     request const whole = fences_.whole_of(r);
@@ -76,7 +78,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       (void)driver().synchronize_stream(r.stream);
     return p;
   }
-  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+  void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
+    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     if (retire(r, p)) next.deallocate(fences_.whole_of(r), fences_.whole_of(p, r.alignment));
   }
 
@@ -212,7 +215,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     }
     if (!has_fences || detail::sleeps(this->upstream())) return true;
     stream_ref on = r.stream;
-    if (!detail::make_usable(driver(), on) || detail::is_capturing(driver(), on)) return true;
+    if (!detail::make_usable(driver(), on, named) || detail::is_capturing(driver(), on)) return true;
     if (detail::breach const found = fences_.find_breach(driver(), on, p, r.bytes, r.alignment))
       report(found);
     return true;
@@ -229,6 +232,9 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     if (number != 0) text.add_number(number);
     report_misuse(misuse(kind, p, text.view()));
   }
+
+  /// What a default stream refers to that a call names without an identity.
+  static constexpr auto named = detail::default_streams_of<Upstream>();
 
   detail::fences fences_;
   detail::fork_mutex mutex_;

@@ -11,6 +11,7 @@
 #include "tarn/core/pool_call.hpp"
 #include "tarn/debug/fill_pattern.hpp"
 #include "tarn/driver/all_work.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/block_set.hpp"
 #include "tarn/policy/compose.hpp"
@@ -43,7 +44,8 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
       : poisoned_layer(Upstream{}) {}
   explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : base(std::move(upstream)) {}
 
-  void* around_allocate(request const& r, auto const& next) {
+  void* around_allocate(request const& asked, auto const& next) {
+    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     void* const p = next.allocate(r);
     if (p == nullptr) return p;
     if (detail::is_capturing(driver(), r.stream)) {
@@ -66,7 +68,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
     return p;
   }
   void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
-    request r = asked;
+    request r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     if (!used_elsewhere_.erase(p) && !detail::sleeps(this->upstream())) fill_freed(r, p);
     next.deallocate(r, p);
   }
@@ -89,8 +91,11 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   /// the fill.
   void fill_freed(request& r, void* p) noexcept {
     stream_ref on = r.stream;
-    if (detail::life_of(driver(), on) != detail::stream_life::alive) {
-      on = stream_ref{};
+    if (detail::life_of(driver(), on) != detail::stream_life::alive ||
+        detail::is_of_any_device(driver(), on, named)) {
+      stream_id id = stream_ref::unknown_id;
+      if (!driver().identify(stream_ref{}, id).ok()) return;
+      on = stream_ref::from(nullptr, id);
       if (!detail::order_behind_lost(driver(), on).ok()) return;
     }
     if (detail::is_capturing(driver(), on)) return;
@@ -101,6 +106,9 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
       r.stream = on;
     }
   }
+
+  /// What a default stream refers to that a call names without an identity.
+  static constexpr auto named = detail::default_streams_of<Upstream>();
 
   detail::block_set used_elsewhere_;  ///< blocks that record_stream() named, and those of captures
 };

@@ -128,11 +128,11 @@ status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   return wait_for_all_work(driver);
 }
 /// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be
-/// destroyed, the default stream after waiting for the work on it. Returns false if a capture forbids to
-/// wait: the memory must not be accessed.
+/// destroyed or that of any device, the default stream after waiting for the work on it. Returns false if a
+/// capture forbids to wait: the memory must not be accessed.
 template <stream_driver Driver>
-[[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
-  if (life_of(driver, stream) == stream_life::alive) return true;
+[[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream, default_streams which) noexcept {
+  if (life_of(driver, stream) == stream_life::alive && !is_of_any_device(driver, stream, which)) return true;
   stream = {};
   return !is_capture_error(wait_for_all_work(driver));
 }

@@ -206,6 +206,14 @@ template <class Resource>
   }
 }
 
+/// Whether a stream may be that of any device: on memory that the host can access, programs name one handle
+/// for the default streams of all of them. No driver call.
+template <stream_driver Driver>
+[[nodiscard]] bool is_of_any_device(Driver const& driver, stream_ref stream, default_streams which) noexcept {
+  return which == default_streams::of_current_device && is_default_stream(stream) &&
+         uses_several_devices(driver);
+}
+
 /// The identity of the stream that a call names. At most one driver call, and one question for the current
 /// device.
 template <default_streams Which, stream_driver Driver>
@@ -218,6 +226,14 @@ status identify_named(Driver const& driver, stream_ref stream, stream_id& id) no
     }
   }
   return driver.identify(stream, id);
+}
+/// The stream that a call names, with its identity if that depends on the current device. The same cost.
+template <default_streams Which, stream_driver Driver>
+[[nodiscard]] stream_ref named_stream(Driver const& driver, stream_ref stream) noexcept {
+  stream_id id = stream_ref::unknown_id;
+  bool const depends = Which == default_streams::of_current_device && is_default_stream(stream);
+  return depends && identify_named<Which>(driver, stream, id).ok() ? stream_ref::from(stream.handle(), id)
+                                                                   : stream;
 }
 
 }  // namespace TARN_NAMESPACE::detail

@@ -104,15 +104,10 @@ template <stream_driver Driver>
 
 /// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device
 /// in use. No driver call.
-/// @param which  of a default stream on memory that the host can access, any device's default stream may be
-///               meant: a program names one handle for all of them
 template <stream_driver Driver>
 [[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
                                        default_streams which) noexcept {
-  if (which == default_streams::of_current_device && is_default_stream(stream) &&
-      uses_several_devices(driver))
-    return unknown_device;
-  return device_of(driver, stream);
+  return is_of_any_device(driver, stream, which) ? unknown_device : device_of(driver, stream);
 }
 
 }  // namespace TARN_NAMESPACE::detail
