@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_203d870e
+#define TARN_NAMESPACE tarn::inline v0_2_0_4d66ddc3
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -2139,28 +2139,6 @@ template <class Driver>
   return driver.is_capturing(stream, capturing).ok() && capturing;
 }
 
-/// Whether the stream that a block is freed on is captured into a graph. It may be destroyed, so that the
-/// answer is no where the driver must not be asked: about a stream that tarn did not create and whose
-/// identity was noted earlier, and about the default stream of another thread, which no handle denotes. A
-/// bare handle names a stream that exists. One driver call.
-template <stream_driver Driver>
-[[nodiscard]] bool is_freed_in_capture(Driver const& driver, stream_ref stream, stream_id id) noexcept {
-  stream_ref const bare = stream_ref::from(stream.handle());
-  if (is_legacy_stream<Driver>(stream)) return false;
-  if (is_default_stream(stream)) {
-    stream_id now = id;
-    return driver.identify(bare, now).ok() && now == id && is_capturing(driver, bare);
-  }
-  if (stream.id() == stream_ref::unknown_id) return is_capturing(driver, bare);
-  if constexpr (requires { driver.has_made(stream); }) {
-    return driver.has_made(stream) && is_capturing(driver, stream);
-  } else if constexpr (!marks_all_work<Driver> && requires { driver.made_identity(stream.handle()); }) {
-    return is_capturing(driver, bare) && driver.made_identity(stream.handle()) == id;
-  } else {
-    return false;
-  }
-}
-
 /// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At
 /// most one driver call.
 template <stream_driver Driver>
@@ -2424,6 +2402,29 @@ device_id find_device(Driver const& driver, stream_ref stream) noexcept {
 template <stream_driver Driver>
 [[nodiscard]] Driver driver_of(Driver const& driver, stream_ref stream) noexcept {
   return driver_on(driver, find_device(driver, stream));
+}
+
+/// Whether the stream that a block is freed on is captured into a graph. It may be destroyed, so that the
+/// answer is no where the driver must not be asked: about a stream that tarn did not create and whose
+/// identity was noted earlier, and about the default stream of another thread, which no handle denotes. A
+/// bare handle names a stream that exists. One driver call.
+template <stream_driver Driver>
+[[nodiscard]] bool is_freed_in_capture(Driver const& driver, stream_ref stream, stream_id id) noexcept {
+  stream_ref const bare = stream_ref::from(stream.handle());
+  if (is_legacy_stream<Driver>(stream)) return false;
+  if (is_default_stream(stream)) {
+    Driver const there = driver_on(driver, device_of(driver, stream_ref::from(stream.handle(), id)));
+    stream_id now = id;
+    return there.identify(bare, now).ok() && now == id && is_capturing(there, bare);
+  }
+  if (stream.id() == stream_ref::unknown_id) return is_capturing(driver, bare);
+  if constexpr (requires { driver.has_made(stream); }) {
+    return driver.has_made(stream) && is_capturing(driver, stream);
+  } else if constexpr (!marks_all_work<Driver> && requires { driver.made_identity(stream.handle()); }) {
+    return is_capturing(driver, bare) && driver.made_identity(stream.handle()) == id;
+  } else {
+    return false;
+  }
 }
 
 /// The error for memory that the device of a stream cannot use.

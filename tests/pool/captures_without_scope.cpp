@@ -392,3 +392,23 @@ TEST_CASE("a bare handle is asked for although the last scope closes once it is 
   require_kept(pool, {p}, 4096, a, b);
   d.clean();
 }
+
+TEST_CASE("a block of host memory is kept that the current device's per-thread stream frees in a capture",
+          "[captures_without_scope]") {
+  sim_machine const machine{{.devices = 2}};
+  sim_driver const other = machine.driver(device_id{1});
+  basic_stream<sim_driver> const uses_the_device{other};
+  auto pool = basic_pinned<sim_driver>(machine.driver(device_id{0})) | pooled{};
+  auto const per_thread = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{2}));
+  REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+  void* const p = pool.allocate(per_thread, 4096);
+  sim_graph graph;
+  REQUIRE(other.begin_capture(per_thread).ok());
+  REQUIRE(other.launch(per_thread, 1000, {sim_reads(p, 4096)}).ok());
+  pool.deallocate(per_thread, p, 4096);
+  REQUIRE(other.end_capture(per_thread, graph).ok());
+  void* const q = pool.allocate(per_thread, 4096);
+  CHECK(q != p);
+  pool.deallocate(per_thread, q, 4096);
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+}

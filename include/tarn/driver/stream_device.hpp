@@ -124,6 +124,29 @@ template <stream_driver Driver>
   return driver_on(driver, find_device(driver, stream));
 }
 
+/// Whether the stream that a block is freed on is captured into a graph. It may be destroyed, so that the
+/// answer is no where the driver must not be asked: about a stream that tarn did not create and whose
+/// identity was noted earlier, and about the default stream of another thread, which no handle denotes. A
+/// bare handle names a stream that exists. One driver call.
+template <stream_driver Driver>
+[[nodiscard]] bool is_freed_in_capture(Driver const& driver, stream_ref stream, stream_id id) noexcept {
+  stream_ref const bare = stream_ref::from(stream.handle());
+  if (is_legacy_stream<Driver>(stream)) return false;
+  if (is_default_stream(stream)) {
+    Driver const there = driver_on(driver, device_of(driver, stream_ref::from(stream.handle(), id)));
+    stream_id now = id;
+    return there.identify(bare, now).ok() && now == id && is_capturing(there, bare);
+  }
+  if (stream.id() == stream_ref::unknown_id) return is_capturing(driver, bare);
+  if constexpr (requires { driver.has_made(stream); }) {
+    return driver.has_made(stream) && is_capturing(driver, stream);
+  } else if constexpr (!marks_all_work<Driver> && requires { driver.made_identity(stream.handle()); }) {
+    return is_capturing(driver, bare) && driver.made_identity(stream.handle()) == id;
+  } else {
+    return false;
+  }
+}
+
 /// The error for memory that the device of a stream cannot use.
 template <stream_driver Driver>
 [[nodiscard]] misuse unusable_from(stream_ref stream, Driver const& driver) noexcept {

@@ -15,6 +15,7 @@
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/captured_handles.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/stream_table.hpp"
