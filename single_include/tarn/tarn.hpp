@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_4d66ddc3
+#define TARN_NAMESPACE tarn::inline v0_2_0_6e0a3519
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -14093,8 +14093,8 @@ class graph_captures {
   [[nodiscard]] captured_stream of_allocation(stream_id id, stream_ref stream) {
     if (captured_stream const at = of_this_thread(id); at.is_captured()) return at;
     captured_stream const at = known_capture_of(id);
-    return at.is_captured() || !is_unannounced_capture(stream) ? at
-                                                               : join(stream_ref::from(stream.handle(), id));
+    stream_ref const named = stream_ref::from(stream.handle(), id);
+    return at.is_captured() || !is_unannounced_capture(named) ? at : join(named);
   }
   /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
   [[nodiscard]] captured_stream of_deallocation(stream_id id, stream_ref stream,

@@ -308,6 +308,13 @@ PLANTED = {
     ],
     "memory is used and freed on streams of any device": [
         Mutant(
+            "a default stream that joins a capture is looked for on the pool's device",
+            "pool/graph/graph_captures.hpp",
+            "!is_unannounced_capture(named)",
+            "!is_unannounced_capture(stream)",
+            finder="tests/raii/captures.cpp",
+        ),
+        Mutant(
             "poisoned fills behind one device's default stream",
             "debug/poisoned.hpp",
             " ||\n        detail::is_of_any_device(driver(), on, named)) {",

@@ -284,3 +284,33 @@ TEST_CASE("a forked child has the captures of its own thread open, and none of o
   other.join();
   CHECK_FALSE(detail::capture_gate::has_captures());
 }
+
+TEST_CASE("the current device's per-thread stream is recognised where it joins a capture over host memory",
+          "[raii][captures]") {
+  sim_machine const machine{{.devices = 2}};
+  sim_driver const other = machine.driver(device_id{1});
+  basic_stream<sim_driver> const stream{other};
+  auto pool = basic_pinned<sim_driver>(machine.driver(device_id{0})) | pooled{};
+  graph_memory graphs(pool);
+  auto const per_thread = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{2}));
+  event_handle event = nullptr;
+  REQUIRE(other.create_event(event).ok());
+  REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+  void* p = nullptr;
+  {
+    capture_scope const scope(graphs, stream);
+    sim_graph graph;
+    REQUIRE(other.begin_capture(stream).ok());
+    REQUIRE(other.record_event(event, stream).ok());
+    REQUIRE(other.wait_event(per_thread, event).ok());
+    p = pool.allocate(per_thread, 4096);
+    REQUIRE(other.launch(per_thread, 1000, {sim_writes(p, 4096)}).ok());
+    REQUIRE(other.record_event(event, per_thread).ok());
+    REQUIRE(other.wait_event(stream, event).ok());
+    REQUIRE(other.end_capture(stream, graph).ok());
+  }
+  CHECK(graphs.state().allocated == 4096);
+  pool.deallocate(per_thread, p, 4096);
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  REQUIRE(other.destroy_event(event).ok());
+}

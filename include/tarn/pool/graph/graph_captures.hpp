@@ -55,8 +55,8 @@ class graph_captures {
   [[nodiscard]] captured_stream of_allocation(stream_id id, stream_ref stream) {
     if (captured_stream const at = of_this_thread(id); at.is_captured()) return at;
     captured_stream const at = known_capture_of(id);
-    return at.is_captured() || !is_unannounced_capture(stream) ? at
-                                                               : join(stream_ref::from(stream.handle(), id));
+    stream_ref const named = stream_ref::from(stream.handle(), id);
+    return at.is_captured() || !is_unannounced_capture(named) ? at : join(named);
   }
   /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
   [[nodiscard]] captured_stream of_deallocation(stream_id id, stream_ref stream,
