@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_6e0a3519
+#define TARN_NAMESPACE tarn::inline v0_2_0_f2577831
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -23692,7 +23692,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void record_stream(void* p, std::size_t bytes, stream_ref stream) {
     if (p == nullptr) return;
     std::size_t alignment = 0;
-    bool const captured = is_capturing(stream);
+    bool const captured = is_capturing(detail::named_stream<named>(driver(), stream));
     streams_.note(driver(), stream);
     {
       detail::scoped_lock const guard(mutex_);

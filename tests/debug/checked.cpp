@@ -485,3 +485,28 @@ TEST_CASE("checked leaves a freed block as it is that a graph uses", "[policy][c
   CHECK(memory->check_all() == 0);
   CHECK(reported::all().empty());
 }
+
+TEST_CASE("checked leaves a block as it is that the current device's per-thread stream uses in a graph",
+          "[policy][checked]") {
+  reported const t;
+  sim_machine const machine{{.devices = 2}};
+  sim_driver const other = machine.driver(device_id{1});
+  basic_stream<sim_driver> const stream(other);
+  auto memory = basic_pinned<sim_driver>(machine.driver(device_id{0})) | pooled{} | checked{};
+  graph_memory graphs(memory);
+  auto const per_thread = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{2}));
+  auto* const p = static_cast<unsigned char*>(memory.allocate_sync(1000));
+  REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+  sim_graph graph;
+  {
+    capture_scope const scope(graphs, per_thread);
+    REQUIRE(other.begin_capture(per_thread).ok());
+    REQUIRE(other.launch(per_thread, 1000, {sim_writes(p, 1000)}).ok());
+    memory.record_stream(p, 1000, per_thread);
+    REQUIRE(other.end_capture(per_thread, graph).ok());
+  }
+  p[0] = 7;
+  memory.deallocate(stream, p, 1000);
+  CHECK(p[0] == 7);
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+}

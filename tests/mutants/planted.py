@@ -308,6 +308,13 @@ PLANTED = {
     ],
     "memory is used and freed on streams of any device": [
         Mutant(
+            "checked asks the pool's device whether a recorded default stream is captured",
+            "debug/checked.hpp",
+            "is_capturing(detail::named_stream<named>(driver(), stream));",
+            "is_capturing(stream);",
+            finder="tests/debug/checked.cpp",
+        ),
+        Mutant(
             "a default stream that joins a capture is looked for on the pool's device",
             "pool/graph/graph_captures.hpp",
             "!is_unannounced_capture(named)",

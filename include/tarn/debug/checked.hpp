@@ -155,7 +155,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void record_stream(void* p, std::size_t bytes, stream_ref stream) {
     if (p == nullptr) return;
     std::size_t alignment = 0;
-    bool const captured = is_capturing(stream);
+    bool const captured = is_capturing(detail::named_stream<named>(driver(), stream));
     streams_.note(driver(), stream);
     {
       detail::scoped_lock const guard(mutex_);
