@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_f2577831
+#define TARN_NAMESPACE tarn::inline v0_2_0_e027c66d
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -18157,9 +18157,13 @@ class page_growth {
       if (!request.may_exceed && lack > request.may_create) return false;
       if (lack >= missing) return create(growing, a, hot, request, e, request.bytes - extended);
       if (!create(growing, a, hot, request, looked_up<extension>(held, {}), lack)) return false;
-      looked_up<free_pieces> pieces(held, find_pieces(a, map_, request));
-      looked_up<choice> const c(held, choose_pieces(pieces.get(held), request, request.bytes));
-      return c.get(held).lack == 0 && (block = views_.build(a, hot, order, pieces, c, request)) != nullptr;
+      for (int attempt = 0; attempt < 2; ++attempt) {  // the first may find no address, and unmap idle views
+        looked_up<free_pieces> pieces(held, find_pieces(a, map_, request));
+        looked_up<choice> const c(held, choose_pieces(pieces.get(held), request, request.bytes));
+        if (c.get(held).lack != 0) return false;
+        if ((block = views_.build(a, hot, order, pieces, c, request)) != nullptr) return true;
+      }
+      return false;
     }
   }
 

@@ -1170,6 +1170,34 @@ PLANTED = {
     ],
     "a pool knows what memory is left below it": [
         Mutant(
+            "a block is refused if it finds no address at first",
+            "pool/pages/page_growth.hpp",
+            "for (int attempt = 0; attempt < 2; ++attempt) {",
+            "for (int attempt = 0; attempt < 1; ++attempt) {",
+            finder="tests/transfer/available_memory.cpp",
+        ),
+        Mutant(
+            "largest_available_block joins handles that serve one block each",
+            "pool/pages/largest_block.hpp",
+            "if (is_common && a.joins_handles) most.consider(first.where, bytes);",
+            "if (is_common) most.consider(first.where, bytes);",
+            finder="tests/transfer/available_memory.cpp",
+        ),
+        Mutant(
+            "largest_available_block counts ends of handles that are too small",
+            "pool/pages/largest_block.hpp",
+            "!is_common || p.bytes < least_piece",
+            "!is_common",
+            finder="tests/transfer/available_memory.cpp",
+        ),
+        Mutant(
+            "largest_available_block forgets that free memory grows in place",
+            "pool/pages/largest_block.hpp",
+            "if (last.hole != 0) before_holes.push_back(last);",
+            ";",
+            finder="tests/transfer/available_memory.cpp",
+        ),
+        Mutant(
             "largest_available_block forgets the free starts of handles",
             "pool/pages/largest_block.hpp",
             "        found.starts.push_back(p);\n",

@@ -110,9 +110,13 @@ class page_growth {
       if (!request.may_exceed && lack > request.may_create) return false;
       if (lack >= missing) return create(growing, a, hot, request, e, request.bytes - extended);
       if (!create(growing, a, hot, request, looked_up<extension>(held, {}), lack)) return false;
-      looked_up<free_pieces> pieces(held, find_pieces(a, map_, request));
-      looked_up<choice> const c(held, choose_pieces(pieces.get(held), request, request.bytes));
-      return c.get(held).lack == 0 && (block = views_.build(a, hot, order, pieces, c, request)) != nullptr;
+      for (int attempt = 0; attempt < 2; ++attempt) {  // the first may find no address, and unmap idle views
+        looked_up<free_pieces> pieces(held, find_pieces(a, map_, request));
+        looked_up<choice> const c(held, choose_pieces(pieces.get(held), request, request.bytes));
+        if (c.get(held).lack != 0) return false;
+        if ((block = views_.build(a, hot, order, pieces, c, request)) != nullptr) return true;
+      }
+      return false;
     }
   }
 
