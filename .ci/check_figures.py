@@ -52,6 +52,7 @@ def of_traces():
     mine, peers = ({row["trace"]: row for row in of_gpu(results.replay(), pool=pool, commit=newest)} for pool in ("tarn_tracked", "torch_expandable"))
     bins = of_gpu(results.replay(), pool="rmm_binning", commit=newest)
     turns, turns_of_peer = ({row["trace"]: row for row in of_gpu(results.in_turn(), pool=pool, threads=1)} for pool in ("tarn_tracked", "torch_expandable"))
+    uploading, = of_gpu(results.in_turn(), pool="tarn_tracked", trace="torch_prefetch")
     programs, programs_of_peer = (of_gpu(results.workloads(), pool=pool) for pool in ("tarn_tracked", "torch_expandable"))
     survived = [row for row in results.survival(results.RESULTS) if row["device"] == "cuda" and row["refusals"] == 0]
 
@@ -74,6 +75,8 @@ def of_traces():
         "in_turn.peer_less.serving": less(turns_of_peer["llm_serving"], turns["llm_serving"]),
         "in_turn.amrex": turns["amrex_regrid"]["cold"],
         "in_turn.wav2vec": turns["wav2vec"]["cold"],
+        "in_turn.prefetch": uploading["cold"],
+        "in_turn.prefetch.later": uploading["warm"],
         "programs.lost": max(lost(row) for row in programs if row["peak_live"] < 2**31 and row["trace"] != "torch_prefetch"),
         "programs.lost.prefetch": next(lost(row) for row in programs if row["trace"] == "torch_prefetch"),
         "programs.lost.peer": max(lost(row) for row in programs_of_peer),
