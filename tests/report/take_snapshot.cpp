@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
@@ -635,6 +637,37 @@ TEST_CASE("take_snapshot is consistent while other threads allocate", "[report][
   snapshot const s = take_snapshot(memory);
   check_whole(s);
   CHECK(blocks_with(s, block_use::live).blocks == 0);
+}
+
+TEST_CASE("take_snapshot reads again, at most twice, if a block was freed while it read",
+          "[report][snapshot]") {
+  sim_machine const machine = address_only_machine();
+  static std::function<void()> meanwhile;
+  stack_hooks hooks;
+  hooks.capture = [](void** frames, std::size_t) -> std::size_t {
+    static int here = 0;
+    frames[0] = &here;
+    return 1;
+  };
+  hooks.name = [](void*, history_frame&) { meanwhile(); };
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | with_history{.history = 100, .stacks = hooks};
+  int const blocks = GENERATE(2, 4);
+  std::vector<void*> live;
+  for (int i = 0; i < blocks; ++i) live.push_back(memory.allocate({}, 5_MiB));
+  auto const free_last = [&] {
+    if (live.empty()) return;
+    memory.deallocate({}, live.back(), 5_MiB);
+    live.pop_back();
+  };
+  meanwhile = free_last;
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  CHECK(live.size() == (blocks == 2 ? 0 : 1));
+  // The block that was freed during the last reading is live in the history that it reports.
+  CHECK(blocks_with(s, block_use::live).blocks == (blocks == 2 ? 0 : 2));
+  auto const is_free = [](snapshot_event const& e) { return e.kind == snapshot_event_kind::free; };
+  CHECK(std::count_if(s.events.begin(), s.events.end(), is_free) == 2);
+  while (!live.empty()) free_last();
 }
 
 TEST_CASE("merge_history resolves contradictions between the layer and the pool so that blocks tile",
