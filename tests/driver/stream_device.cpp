@@ -43,6 +43,8 @@ TEST_CASE("stream_devices finds the device of an identity until another one take
   CHECK(all.find(~stream_id{0}) == detail::unknown_device);
   all.note(7, device_id{-1});
   CHECK(all.find(7) == detail::unknown_device);
+  all.note(7, device_id{256});
+  CHECK(all.find(7) == detail::unknown_device);
   std::vector<int> in_use;
   all.for_each_in_use([&](device_id d) { in_use.push_back(d.value); });
   CHECK((in_use == std::vector<int>{0, 1, 2, 3}));

@@ -155,11 +155,21 @@ TEST_CASE("end_mark covers the work submitted before its first question", "[grap
 
 TEST_CASE("sum_of_states adds every count", "[graph_memories]") {
   pool_state a, b;
-  a.live = 1, a.reserved = 5, a.maps = 3, a.largest_free_range = 7, a.smaller.reserved.current = 2;
-  b.live = 2, b.reserved = 6, b.maps = 4, b.largest_free_range = 6, b.smaller.reserved.current = 3;
+  a.live = 1, a.reserved = 5, a.maps = 3, a.largest_free_range = 7, a.split.bytes.current = 4;
+  b.live = 2, b.reserved = 6, b.maps = 4, b.largest_free_range = 6, b.split.bytes.current = 9;
+  for (auto const zone : {&pool_state::smaller, &pool_state::larger}) {
+    (a.*zone).reserved.current = 2, (a.*zone).handles.peak = 3, (a.*zone).free_blocks = 4;
+    (b.*zone).reserved.current = 3, (b.*zone).handles.peak = 5, (b.*zone).free_blocks = 7;
+    (a.*zone).inactive_split_bytes = 5, (a.*zone).split.blocks.current = 6;
+    (b.*zone).inactive_split_bytes = 9, (b.*zone).split.blocks.current = 11;
+  }
   pool_state const s = detail::sum_of_states(a, b);
   CHECK((s.live == 3 && s.reserved == 11 && s.maps == 7 && s.largest_free_range == 7));
-  CHECK(s.smaller.reserved.current == 5);
+  CHECK(s.split.bytes.current == 13);
+  for (pool_part const& part : {s.smaller, s.larger}) {
+    CHECK((part.reserved.current == 5 && part.handles.peak == 8 && part.free_blocks == 11));
+    CHECK((part.inactive_split_bytes == 14 && part.split.blocks.current == 17));
+  }
 }
 
 TEST_CASE("graph_owner_of allocates from a part of its own, which is common when the owner has ended",

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -478,23 +479,24 @@ TEST_CASE("local_caches.find returns a thread's cache of each of 1000 pools and 
       }
     };
     std::deque<live_pool> pools;
-    std::vector<detail::pool_link const*> ended;
     auto const find = [](live_pool const& p) { return local_caches.find(p.link.get(), p.link->number); };
-    int wrong = 0;
-    for (int i = 0; i < 4000; ++i) {
-      if (i % 3 == 2) {  // destroyed; the next pool's link may reuse the memory of its link
+    int wrong = 0, layouts = 0;
+    auto const* places = local_caches.places;
+    for (int i = 0; i < 20'000; ++i) {
+      if (i % 3 == 2 || i > 4000) {  // destroyed; the next pool's link may reuse the memory of its link
         pools.front().link->pool = nullptr;
-        ended.push_back(pools.front().link.get());
         pools.pop_front();
       }
       live_pool& made = pools.emplace_back();
       wrong += find(made) == nullptr ? 0 : 1;  // also if the link has the address of a destroyed pool's link
       exit.add(made.link, &made.cache);
+      layouts += std::exchange(places, local_caches.places) != local_caches.places ? 1 : 0;
       if (i % 100 == 0) {
         for (live_pool& p : pools) wrong += find(p) == &p.cache ? 0 : 1;
       }
     }
     CHECK(wrong == 0);
+    CHECK(layouts < 100);  // which forget the ended pools; adding one is amortised O(1)
     CHECK(pools.size() > 1000);
     for (live_pool& p : pools) CHECK(find(p) == &p.cache);
     // One thread's pools have numbers far apart, as if each object had several pools.

@@ -241,6 +241,10 @@ TEST_CASE("write_timeline_html escapes names that would end the script",
   CHECK(count(page, "<!--") == 0);
   CHECK(count(page, "&lt;/script&gt;") == 1);                  // the title of the window
   CHECK(count(page, "\\u003c/script\\u003e\\u003cimg") == 4);  // title, tag, file, function
+  std::string const name = script_string(bad);
+  std::string const figures = R"(,"bytes":0,"peak":0,"requested":0,"blocks":0,"allocations":0})";
+  CHECK(count(page, R"("tags":[{"name":"")" + figures + R"(,{"name":)" + name + figures +
+                        R"(],"locations":[[],[[)" + name + ",7," + name + R"(]]],"counts":[")") == 1);
 }
 
 TEST_CASE("write_timeline_html writes valid JSON strings for any bytes",
