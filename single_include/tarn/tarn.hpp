@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_e027c66d
+#define TARN_NAMESPACE tarn::inline v0_2_0_567c835f
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -24136,7 +24136,6 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     detail::sequence<candidate> all;
     {
       detail::scoped_lock const guard(mutex_);
-      all.reserve(blocks_.size());
       blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
     // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are

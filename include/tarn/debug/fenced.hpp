@@ -107,7 +107,6 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     detail::sequence<candidate> all;
     {
       detail::scoped_lock const guard(mutex_);
-      all.reserve(blocks_.size());
       blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
     // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are

@@ -316,9 +316,9 @@ class group_receiver {
       page_export pages;
       pages.type = of_.type;
       if (by_fabric) peer_.receive(std::as_writable_bytes(std::span(pages.fabric)));
-      group_.reserve(header.count);
       if (!by_fabric) pages.descriptor = descriptors[i].release();
-      group_.emplace_back(pages);
+      exported_pages taken(pages);  // which closes the descriptor if the group cannot grow
+      group_.push_back(std::move(taken));
     }
     end_ = first + group_.size();
   }
