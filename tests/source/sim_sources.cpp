@@ -34,6 +34,16 @@ Source on(sim_machine const& machine) {
   return Source(machine.driver());
 }
 
+/// Has the call of cuda_driver that a simulated driver lacks; accepts up to 1 GiB.
+struct driver_of_thresholds : sim_driver {
+  std::size_t* threshold;
+  driver_of_thresholds(sim_driver const& driver, std::size_t& at) : sim_driver(driver), threshold(&at) {}
+  [[nodiscard]] status set_release_threshold(std::size_t bytes) const noexcept {
+    *threshold = bytes;
+    return bytes <= 1_GiB ? status{} : status{failure::other, 1, "set_release_threshold"};
+  }
+};
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("sim_malloc, sim_async, sim_pinned_host and sim_managed meet the resource contract",
@@ -211,6 +221,16 @@ TEST_CASE("sim_async_pinned without memory pools names the alternative", "[sourc
   sim_machine const machine{{.memory_pools = sim_memory_pools::missing}};
   CHECK_THROWS_AS(on<sim_async_pinned>(machine), cuda_error);
   CHECK_THROWS_AS(on<sim_async_managed>(machine), cuda_error);
+}
+
+TEST_CASE("set_release_threshold sets the threshold of the driver's pool, and throws if it is refused",
+          "[source][cuda_async]") {
+  sim_machine const machine = small_machine();
+  std::size_t threshold = 0;
+  basic_async<driver_of_thresholds> const memory(driver_of_thresholds(machine.driver(), threshold));
+  set_release_threshold(memory, 64_MiB);
+  CHECK(threshold == 64_MiB);
+  CHECK_THROWS_AS(set_release_threshold(memory, 2_GiB), cuda_error);
 }
 
 TEST_CASE("sim_async does not wait for a busy stream", "[source][cuda_async][memory_pools]") {
