@@ -43,7 +43,7 @@ def changes_of(line):
     if call and not re.match(r"\s*(return|throw|co_\w+|new|delete|if|while|for|switch)\b", code):
         found.append(Change("dropped", f"{call.group(1)};{rest}"))
     value = re.match(r"(.*\breturn )([^{};]+)(;.*)$", code)
-    if value and value.group(2).strip() not in ("true", "false", "*this"):
+    if value and value.group(2).strip() not in ("true", "false", "*this", "0", "nullptr"):
         found.append(Change("returns a constant", f"{value.group(1)}{{}}{value.group(3)}{rest}"))
     return found
 
