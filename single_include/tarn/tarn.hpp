@@ -1080,13 +1080,13 @@ constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_
 
 namespace TARN_NAMESPACE::detail {
 
-/// Returns the larger value; the first if they are equal. Takes both by value: meant for sizes and counts.
+/// Returns the larger value. Takes both by value: meant for sizes and counts.
 template <class T>
 [[nodiscard]] constexpr T max_of(T a, T b) noexcept {
   return a < b ? b : a;
 }
 
-/// Returns the smaller value; the first if they are equal.
+/// Returns the smaller value.
 template <class T>
 [[nodiscard]] constexpr T min_of(T a, T b) noexcept {
   return b < a ? b : a;
