@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_567c835f
+#define TARN_NAMESPACE tarn::inline v0_2_0_d4918cea
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -17064,8 +17064,7 @@ class growing_views {
       a.streams.for_each([&](domain_ref d) { done = order.finish(a, hot, d) && done; });
     }
     if (!done) throw_blocked();
-    a.tenancies[i].several = false;
-    a.tenancies[i].domain = neutral;
+    a.tenancies[i] = tenancy{.blocks = a.tenancies[i].blocks};
   }
   [[noreturn]] void throw_blocked() const {
     throw cuda_error(refused_for_capture("growing_buffer: a graph or a capture may use what it gave back"),

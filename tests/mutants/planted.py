@@ -32,6 +32,13 @@ PLANTED = {
             "",
         ),
         Mutant(
+            "it waits for every stream again, once it has waited for several",
+            "pool/pages/growing_views.hpp",
+            "    a.tenancies[i] = tenancy{.blocks = a.tenancies[i].blocks};\n",
+            "    a.tenancies[i].several = false;\n    a.tenancies[i].domain = neutral;\n",
+            finder="tests/raii/growing_buffer.cpp",
+        ),
+        Mutant(
             "it grows over a block that is deferred",
             "pool/pages/growing_views.hpp",
             "      if (has_blocks_from(a, i, offset)) throw_blocked();\n",

@@ -323,6 +323,34 @@ TEST_CASE("growth over elements that another stream still uses waits for it",
   CHECK(machine.findings().empty());
 }
 
+TEST_CASE("growth waits for the work on its addresses only, also after it has waited for several streams",
+          "[raii][pages][growing_buffer]") {
+  sim_machine machine{{.capacity = 16_MiB, .taken = 0, .backing = sim_backing::address_only}};
+  sim_driver const driver = machine.driver(device_id{0});
+  auto memory = sim_pages(driver) | pooled{};
+  basic_stream<sim_driver> const stream(driver);
+  basic_stream<sim_driver> const other(driver);
+  basic_stream<sim_driver> const busy(driver);
+  growing_buffer<float, decltype(memory)> buffer(memory, 1024 * per_mib, stream, {8_MiB});
+  // The pages at the end, which a block of another stream takes meanwhile, are unmapped once no work uses
+  // their addresses.
+  auto const shrink_and_grow = [&](stream_ref last) {
+    buffer.set_stream(last);
+    REQUIRE(driver.launch(last, 1'000).ok());
+    buffer.resize(8 * per_mib);
+    buffer.shrink_to_fit();
+    make_device_buffer<float>(memory, 8 * per_mib, busy).reset();
+    REQUIRE(driver.launch(busy, 1'000'000'000).ok());
+    buffer.resize(16 * per_mib);
+  };
+  for (std::size_t size : {8, 16}) buffer.resize(size * per_mib);
+  shrink_and_grow(other);
+  shrink_and_grow(stream);
+  auto const start = machine.now();
+  shrink_and_grow(stream);
+  CHECK(machine.now() - start < 1'000'000'000);
+}
+
 TEST_CASE("growth over memory that another stream has freed meanwhile is ordered after its work",
           "[raii][pages][growing_buffer]") {
   sim_machine machine{{.capacity = 24_MiB,

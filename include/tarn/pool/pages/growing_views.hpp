@@ -214,8 +214,7 @@ class growing_views {
       a.streams.for_each([&](domain_ref d) { done = order.finish(a, hot, d) && done; });
     }
     if (!done) throw_blocked();
-    a.tenancies[i].several = false;
-    a.tenancies[i].domain = neutral;
+    a.tenancies[i] = tenancy{.blocks = a.tenancies[i].blocks};
   }
   [[noreturn]] void throw_blocked() const {
     throw cuda_error(refused_for_capture("growing_buffer: a graph or a capture may use what it gave back"),
