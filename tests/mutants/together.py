@@ -24,6 +24,7 @@ NOT_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|R\"\((?:.|\n)*?\)\"|\"(?:\\.|[^\"\\\n
 # What stands between the last `;`, `{` or `}` and a brace: a requires-expression, or a switch; the head of a function, a loop, a branch.
 NO_BLOCK = re.compile(r"\brequires\s*(\([^{}]*\))?\s*$|\bswitch \(")
 AFTER_HEAD = re.compile(r"\s*((const|noexcept|override|final|mutable|->.*|requires\b.*)\s*)*$", re.S)
+CONSTANT = re.compile(r"(?<!if )\b(constexpr|consteval)\b")
 DECLARES = re.compile(r"\b(namespace|struct|class|union|enum|extern)\b")
 
 
@@ -36,10 +37,24 @@ def opens_block(head, before):
     return re.search(r"\b(else|do|try)\s*$", after) or (parenthesis and AFTER_HEAD.match(after) and not DECLARES.search(after))
 
 
+def code_of(text):
+    return NOT_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
+def is_constant(text, old, new):
+    """Whether a bug stands in a function that the compiler may evaluate. There it does not know TARN_PLANTED, and the bug is off."""
+    code, heads = code_of(text[: span_of(text, old, new)[0]]), []
+    for brace in re.finditer(r"([^;{}]*)([{}])", code):
+        if brace.group(2) == "{":
+            heads.append(brace.group(1))
+        elif heads:
+            heads.pop()
+    return any(CONSTANT.search(head) for head in heads)
+
+
 def blocks_of(text):
     """[(begin, end)] of the blocks of statements, with their braces."""
-    code = NOT_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
-    found, opened = [], []
+    code, found, opened = code_of(text), [], []
     for at in (m.start() for m in re.finditer(r"[{}]", code)):
         if code[at] == "{":
             opened.append(at)
