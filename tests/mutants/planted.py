@@ -1140,6 +1140,13 @@ PLANTED = {
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
+            "a forked child has the captures of threads that it does not have",
+            "pool/pool_fork.hpp",
+            "      capture_gate::forget_other_threads();\n",
+            "",
+            finder="tests/raii/captures.cpp",
+        ),
+        Mutant(
             "fallback_to waits for the device although a stream is captured",
             "policy/fallback_to.hpp",
             "if (used_.erase(p) && detail::is_capture_error(detail::wait_for_all_work(driver()))) [[unlikely]]",
