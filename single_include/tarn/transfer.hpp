@@ -531,17 +531,14 @@ class copy_stream {
   /// @throws misuse  `user` is being captured; cuda_error
   copy_stream(Driver const& driver, stream_ref user, std::size_t events, source_location where)
       : copy_stream(driver, user, where) {
-    events_.reserve(events);
-    while (events_.size() < events) {
-      event_handle event = nullptr;
-      must_succeed(driver_.create_event(event));
-      events_.push_back(event);
-    }
+    while (events_.size() < events) must_succeed(driver_.create_event(events_.emplace_back(nullptr)));
   }
   copy_stream& operator=(copy_stream&&) = delete;
   ~copy_stream() {
     finish();
-    for (event_handle const event : events_) (void)driver_.destroy_event(event);
+    for (event_handle const event : events_) {
+      if (event != nullptr) (void)driver_.destroy_event(event);  // null: it could not be created
+    }
   }
 
   [[nodiscard]] stream_ref user() const noexcept { return user_; }
