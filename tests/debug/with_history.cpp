@@ -429,6 +429,20 @@ TEST_CASE("with_history keeps no more places than its option allows",
   memory.deallocate({}, q, 10);
 }
 
+TEST_CASE("history_log::copy copies nothing if more was recorded than there is room for",
+          "[policy][with_history][history_log]") {
+  detail::history_log log(10, 10);
+  detail::history_log::sizes const room = log.count();
+  int copies = 0;
+  auto const take = [&](detail::history_log const&) { ++copies; };
+  CHECK(log.copy(room, take));
+  history_block b;
+  b.address = 0x1000;
+  log.note_allocation(b, {});
+  CHECK_FALSE(log.copy(room, take));
+  CHECK(copies == 1);
+}
+
 TEST_CASE("with_history finds each of many live blocks", "[policy][with_history][history_log]") {
   auto memory = host_memory{} | pooled{} | with_history{};
   std::vector<void*> blocks;
