@@ -209,6 +209,29 @@ TEST_CASE("sim_driver keeps a destroyed handle's memory until its last unmap",
   CHECK(invalid(driver.destroy_pages(handle)));
 }
 
+#if defined(__linux__)
+TEST_CASE("sim_machine charges memory until each handle of it is gone, imported ones included",
+          "[driver][sim][memory][pages]") {
+  sim_machine const machine{sim_options{.capacity = 64_MiB,
+                                        .taken = 0,
+                                        .backing = sim_backing::host_backed,
+                                        .sharing = sim_sharing::descriptors}};
+  auto const driver = machine.driver();
+  page_handle made{}, imported[2] = {};
+  page_export exported;
+  exported.type = allocation_handle_type::posix_file_descriptor;
+  REQUIRE(driver.create_pages(4_MiB, exported.type, made).ok());
+  REQUIRE(driver.export_pages(made, exported).ok());
+  for (page_handle& handle : imported) REQUIRE(driver.import_pages(exported, handle).ok());
+  CHECK(::close(exported.descriptor) == 0);
+  for (page_handle const handle : {made, imported[0], imported[1]}) {
+    CHECK(machine.usage().used == 4_MiB);
+    REQUIRE(driver.destroy_pages(handle).ok());
+  }
+  CHECK(machine.usage().used == 0);
+}
+#endif
+
 TEST_CASE("sim_driver releases only whole, unmapped ranges", "[driver][sim][memory][pages]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
