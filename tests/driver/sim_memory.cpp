@@ -266,6 +266,7 @@ TEST_CASE("sim_driver frees a block once, by the call of its kind", "[driver][si
   CHECK(invalid(driver.free_pinned(device)));
   CHECK(invalid(driver.free_managed(pinned)));
   CHECK(invalid(driver.free_async(device, {})));
+  CHECK(driver.unregister_host(pinned).code == 713);
   REQUIRE(driver.free_device(device).ok());
   CHECK(invalid(driver.free_device(device)));
   REQUIRE(driver.free_async(async, {}).ok());
