@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -151,6 +152,37 @@ TEST_CASE("contents_of a pool makes no driver call and leaves the magazines as t
   CHECK(after.free_blocks == before.free_blocks);
   CHECK(memory.allocate({}, 5000) == blocks.back());
   memory.deallocate({}, blocks.back(), 5000);
+}
+
+TEST_CASE("pool_facts::copy makes room for ranges, runs and streams before it takes the hot lock",
+          "[pool][inspection]") {
+  sim_machine const machine;
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  std::vector<basic_stream<sim_driver>> streams;
+  for (int i = 0; i < 9; ++i) streams.emplace_back(machine.driver(0));
+  std::vector<void*> blocks;
+  for (auto const& s : streams) {
+    for (int i = 0; i < 30; ++i) blocks.push_back(memory.allocate(s, 16_KiB));
+  }
+  for (std::size_t i = 0; i < blocks.size(); ++i) memory.deallocate(streams[i / 30], blocks[i], 16_KiB);
+  memory.empty_cache();
+  detail::pool_facts facts;
+  std::size_t ranges = 0, runs = 0, domains = 0;
+  auto const look = [&](detail::growth_lock const& growing, auto& heap, auto& front, auto& deferred, auto&) {
+    facts.copy(growing, heap, front, deferred);
+    detail::hot_lock const held = heap.lock_hot();
+    ranges = heap.space(held).ranges.size();
+    runs = heap.space(held).runs.size();
+    domains = heap.space(held).streams.size();
+  };
+  nearest(memory, pool_call::inspect{look});
+  // As much as the tables may hold, although nothing is left. A list that grows under the lock has another
+  // size.
+  CHECK((ranges != 0 && runs != 0 && domains == 10));
+  CHECK(facts.ranges.capacity() == ranges);
+  CHECK(facts.runs.capacity() == runs);
+  CHECK(facts.domains.capacity() == domains);
+  CHECK(facts.generations.capacity() == domains);
 }
 
 TEST_CASE("contents_of a pool blocks concurrent threads only while it runs", "[pool][inspection][threads]") {
