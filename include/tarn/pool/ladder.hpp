@@ -245,18 +245,16 @@ class ladder {
   bool put_together(refusal& last) {
     request_.may_create = 0;
     request_.may_exceed = false;
-    request_.uses_up_ends = true;  // this is all that there is
+    request_.uses_up_ends = true;           // this is all that there is
     if (!request_.may_remap) return false;  // it would call the driver: only after handles were given back
-    for (bool const extend : {true, false}) {
-      request_.extend = extend;
-      if (grow(last)) return true;
-    }
-    return false;
+    request_.extend = true;
+    if (grow(last)) return true;
+    request_.extend = false;
+    return grow(last);
   }
 
   /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or
-  /// waited for on its behalf. Asked again before each rung that needs it, since a user's thread may begin a
-  /// capture in between.
+  /// waited for on its behalf. Asked again before each rung that needs it: a capture may begin in between.
   [[nodiscard]] bool taker_is_capturing() {
     if (is_neutral(request_.taker)) return false;
     if (is_captured_id(space().streams[request_.taker].id)) return true;
@@ -305,13 +303,12 @@ class ladder {
            last.why.asked <= usual_granule && last.waits == order().host_waits();
   }
 
-  /// Sets how much may be created before free handles are remapped: slightly more than the peak of live
-  /// memory so far.
+  /// Sets how much may be created before free handles are remapped: slightly more than the live peak.
   void set_budget() noexcept {
     pooled const& options = heap_.options();
-    std::size_t const with_request = space().live_of(request_.part) + request_.bytes;
-    bool const raises_peak = with_request > space().peak_of(request_.part);
-    std::size_t const live = raises_peak ? with_request : space().peak_of(request_.part);
+    std::size_t const peak = space().peak_of(request_.part);
+    std::size_t const live = max_of(peak, space().live_of(request_.part) + request_.bytes);
+    bool const raises_peak = live > peak;
     std::size_t const reserved = this->reserved();
     if (options.largest_handle != 0) {
       request_.largest_handle = max_of(align_down(options.largest_handle, usual_granule), usual_granule);
