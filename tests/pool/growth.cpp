@@ -645,6 +645,19 @@ TEST_CASE("pooled under a limit reuses memory freed on another stream even while
   memory.deallocate(b, p, 3_MiB);
 }
 
+TEST_CASE("pooled serves small blocks from the handles of a freed large one before it creates any",
+          "[pool][page_growth]") {
+  one_stream s;
+  REQUIRE(s.driver.create_stream(s.a).ok());
+  auto memory = sim_pages{s.driver} | pooled{.slack_per_mille = 0, .largest_handle = 2_MiB};
+  memory.deallocate(s.a, memory.allocate(s.a, 8_GiB), 8_GiB);
+  std::size_t const created = memory->state().creates;
+  std::vector<void*> blocks;
+  for (int i = 0; i < 16; ++i) blocks.push_back(memory.allocate(s.a, 1_MiB));
+  CHECK(memory->state().creates == created);
+  for (void* const p : blocks) memory.deallocate(s.a, p, 1_MiB);
+}
+
 TEST_CASE("pooled lets one stream use the unused part of a handle created for another",
           "[pool][ladder][streams]") {
   one_stream s;
