@@ -534,6 +534,33 @@ TEST_CASE("pooled waits for a recorded use even if synchronize_event fails",
   memory.deallocate(a, q, 60_MiB);
 }
 
+TEST_CASE("mark_together marks streams again only after they have freed more", "[pool][streams]") {
+  sim_machine const machine;
+  test_stream const a(machine.driver()), b(machine.driver());
+  detail::arena space;
+  space.make_room();
+  detail::ordering<sim_marking_driver> order(machine.driver(), detail::default_streams::of_own_device);
+  detail::hot_mutex mutex;
+  detail::hot_lock held(mutex);
+  detail::domain_ref domains[2] = {};
+  for (int i = 0; i < 2; ++i) {
+    stream_ref const s = i == 0 ? a : b;
+    domains[i] = space.streams.get(s.id(), s);
+  }
+  auto const marks = [&] {
+    machine.reset_calls();
+    order.mark_together(space, detail::may_release(held), [&](auto const& f) {
+      for (detail::domain_ref const d : domains) f(d);
+    });
+    return machine.calls()[driver_call::record_event];
+  };
+  CHECK(marks() == 0);
+  for (detail::domain_ref const d : domains) (void)space.streams[d].mark();
+  CHECK(marks() == 1);
+  CHECK(marks() == 0);
+  order.close(space);
+}
+
 TEST_CASE("record_stream holds the block back when the event cannot be recorded during a capture",
           "[pool][streams][capture][record_stream]") {
   sim_machine const machine(checked());
