@@ -39,7 +39,7 @@ using sim_pages = basic_pages<sim_driver>;
 constexpr std::size_t per_mib = 1_MiB / sizeof(float);
 
 template <class Memory>
-std::vector<float> contents_of(growing_buffer<float, Memory> const& buffer) {
+std::vector<float> host_copy_of(growing_buffer<float, Memory> const& buffer) {
   std::vector<float> host(buffer.size());
   copy_sync(buffer.resource().driver(), buffer.span(), std::span<float>(host), buffer.stream());
   return host;
@@ -55,7 +55,7 @@ void append_numbered(growing_buffer<float, Memory>& buffer, std::size_t count) {
 }
 template <class Memory>
 bool has_its_numbers(growing_buffer<float, Memory> const& buffer) {
-  std::vector<float> const host = contents_of(buffer);
+  std::vector<float> const host = host_copy_of(buffer);
   for (std::size_t i = 0; i < host.size(); i += per_mib) {
     if (host[i] != static_cast<float>(i / per_mib) || host[i + per_mib - 1] != host[i]) return false;
   }
@@ -514,7 +514,7 @@ TEST_CASE("a growing buffer appends elements of its own", "[raii][pages][growing
     append_numbered(buffer, 2);
     buffer.append(buffer.span());
     buffer.append(buffer.span().subspan(per_mib, 2 * per_mib));
-    std::vector<float> const host = ::contents_of(buffer);
+    std::vector<float> const host = host_copy_of(buffer);
     float const expected[] = {0, 1, 0, 1, 1, 0};
     REQUIRE(host.size() == std::size(expected) * per_mib);
     for (std::size_t i = 0; i < std::size(expected); ++i) CHECK(host[i * per_mib] == expected[i]);
