@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_360a619b
+#define TARN_NAMESPACE tarn::inline v0_2_0_ce0d4c20
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -15077,8 +15077,8 @@ namespace TARN_NAMESPACE::detail {
 /// many blocks of medium size costs more driver calls than it saves memory, and splits handles. A pool
 /// that remaps all the same, more often than once for each GiB that it hands out, gets up to 8 times as
 /// much, since it would reach the larger bound anyway. A request above 1 MiB with which the live peak does
-/// not rise gets twice as much, and up to 8 times in such a pool: what it makes the pool reserve stays free
-/// at the peak. Requests above 8 MiB get up to 3 times as much where more than 20 are remapped for each GiB.
+/// not rise gets once as much, and up to 8 times in such a pool: what it makes the pool reserve stays free at
+/// the peak. Requests above 8 MiB get up to 3 times as much where more than 20 are remapped for each GiB.
 [[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
                                              std::size_t remaps_per_gib, bool raises_peak) noexcept {
   if (bytes > 8_MiB) {
@@ -15086,7 +15086,7 @@ namespace TARN_NAMESPACE::detail {
     return slack_per_mille * (1 + min_of(often, std::size_t{2}));
   }
   std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
-  std::size_t const least = raises_peak || bytes <= class_limit ? 5 : 2;
+  std::size_t const least = raises_peak || bytes <= class_limit ? 5 : 1;
   return slack_per_mille * min_of(least + often, std::size_t{8});
 }
 

@@ -1270,7 +1270,7 @@ PLANTED = {
         Mutant(
             "requests that do not raise the live peak are remapped as late as those that do",
             "pool/pages/growth_rules.hpp",
-            "raises_peak || bytes <= class_limit ? 5 : 2;",
+            "raises_peak || bytes <= class_limit ? 5 : 1;",
             "5;",
             finder="tests/pool/memory_left.cpp",
         ),

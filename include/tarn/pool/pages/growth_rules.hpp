@@ -52,8 +52,8 @@ namespace TARN_NAMESPACE::detail {
 /// many blocks of medium size costs more driver calls than it saves memory, and splits handles. A pool
 /// that remaps all the same, more often than once for each GiB that it hands out, gets up to 8 times as
 /// much, since it would reach the larger bound anyway. A request above 1 MiB with which the live peak does
-/// not rise gets twice as much, and up to 8 times in such a pool: what it makes the pool reserve stays free
-/// at the peak. Requests above 8 MiB get up to 3 times as much where more than 20 are remapped for each GiB.
+/// not rise gets once as much, and up to 8 times in such a pool: what it makes the pool reserve stays free at
+/// the peak. Requests above 8 MiB get up to 3 times as much where more than 20 are remapped for each GiB.
 [[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
                                              std::size_t remaps_per_gib, bool raises_peak) noexcept {
   if (bytes > 8_MiB) {
@@ -61,7 +61,7 @@ namespace TARN_NAMESPACE::detail {
     return slack_per_mille * (1 + min_of(often, std::size_t{2}));
   }
   std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
-  std::size_t const least = raises_peak || bytes <= class_limit ? 5 : 2;
+  std::size_t const least = raises_peak || bytes <= class_limit ? 5 : 1;
   return slack_per_mille * min_of(least + often, std::size_t{8});
 }
 
