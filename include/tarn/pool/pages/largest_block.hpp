@@ -11,7 +11,6 @@
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/page_map.hpp"
 #include "tarn/pool/arena/size_class.hpp"
-#include "tarn/pool/pages/growth_rules.hpp"
 #include "tarn/pool/pages/page_choice.hpp"
 
 namespace TARN_NAMESPACE::detail {
