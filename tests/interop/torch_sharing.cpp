@@ -79,7 +79,7 @@ TEST_CASE("the PyTorch example maps a shared block once while it is used", "[int
   CHECK(names(refusal(blocks, "tarn1 tarn_torch.no.such 00112233445566778899aabbccddeeff 1"), "has ended"));
 }
 
-TEST_CASE("the PyTorch example shares after a thread was refused", "[interop][sharing][pages]") {
+TEST_CASE("the PyTorch example shares after a thread was refused", "[interop][sharing][pages][no_emulator]") {
   int const status = child_of([] {
     exporter& e = new_exporter();
     ::pthread_attr_t large;
@@ -107,7 +107,7 @@ TEST_CASE("the PyTorch example shares after a thread was refused", "[interop][sh
 }
 
 TEST_CASE("the PyTorch example answers importers after it had no descriptor for them",
-          "[interop][sharing][pages]") {
+          "[interop][sharing][pages][no_emulator]") {
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
   ::pid_t const child = ::fork();

@@ -140,7 +140,7 @@ auto while_sending(exported_block<Memory> const& block, connection& c, Receive c
 }  // namespace
 
 TEST_CASE("receive_block maps a block of over 100 handles in a second process, with each byte",
-          "[raii][sharing][pages]") {
+          "[raii][sharing][pages][no_emulator]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB} | tracked{};
   constexpr std::size_t bytes = 300_MiB;
@@ -792,7 +792,7 @@ TEST_CASE(
 }
 
 TEST_CASE("either process may end at any step of a transfer: the other gets an error and leaks nothing",
-          "[raii][sharing][pages]") {
+          "[raii][sharing][pages][no_emulator]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
   void* const p = memory.allocate({}, 300_MiB);
@@ -855,7 +855,8 @@ TEST_CASE("either process may end at any step of a transfer: the other gets an e
   memory.deallocate({}, p, 300_MiB);
 }
 
-TEST_CASE("an imported block is intact after its exporter was killed", "[raii][sharing][pages]") {
+TEST_CASE("an imported block is intact after its exporter was killed",
+          "[raii][sharing][pages][no_emulator]") {
   sim_machine const machine(sharing_machine());
   connection c;
   pid_t const child = in_another_process([&] {
