@@ -1,66 +1,138 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Collects the tests' result lines, `evidence: WHAT KEY=VALUE...`, in one table.
+"""The records of `./dev evidence`, whose parts can be run one by one: tests/evidence/PART.txt, each of the newest run.
 
-evidence.py LOG TESTS.jsonl   the log of the current run, and what bench/gpu.sh kept of earlier ones on a GPU, each with its machine and
-                              date. Exit status 1 if a required line or key is missing, or a line reports a failure. What was skipped is
-                              listed: it was not tested.
+evidence.py                   prints what each part and each test on a GPU said, `evidence: WHAT KEY=VALUE...`, with its commit, and what
+                              was skipped: it was not tested. Exit status 1 if a part has no record, a record lacks a line, a line
+                              reports a failure, or the headers are others than those of a record.
+evidence.py --missing         names the parts that have no record of these headers
+evidence.py --keep PART LOG   makes the record of a run
 """
 import json
+import os
+import pathlib
+import re
+import subprocess
 import sys
+import time
 
-# Required lines of a complete run.
-WANTED = ["host_tests", "simulation", "simulation_without_pages", "simulation_without_memory_pools", "tests_without_pages", "tests_without_memory_pools", "tests_without_pages_memory_pools", "soak", "free_threads", "driver_fault_sites", "driver_faults", "host_faults", "endings",
-          "misuse_host_sanitizers", "misuse_nvtx_calls", "asan_ubsan_tarn_tests", "tsan", "mutants", "random_mutants", "coverage",
-          "warnings"]
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "tests" / "evidence"
+ON_A_GPU = ROOT / "bench" / "results" / "tests.jsonl"
+# The lines that a complete record has.
+PARTS = {
+    "host": ["host_tests", "simulation", "simulation_without_pages", "simulation_without_memory_pools", "tests_without_pages",
+             "tests_without_memory_pools", "tests_without_pages_memory_pools", "free_threads", "driver_fault_sites", "driver_faults",
+             "host_faults", "endings", "misuse_host_sanitizers", "misuse_nvtx_calls"],
+    "sanitizers": ["asan_ubsan_tarn_tests", "tsan"],
+    "checks": ["warnings"],
+    "newest": ["host_tests", "simulation"],
+    "planted": ["mutants"],
+    "random": ["random_mutants"],
+    "arm": ["simulation"],
+    "soak": ["soak"],
+    "coverage": ["coverage"],
+    "packages": [],
+}
 # Keys whose value must be 0.
-BAD = {"failed", "failures", "findings", "missed", "false_reports", "errors", "out_of_date",
-       "unreached_unexplained", "with_warnings"}
+BAD = {"failed", "failures", "findings", "missed", "false_reports", "errors", "out_of_date", "unreached_unexplained", "with_warnings"}
 # Figures that one line must have: the other value says that this was skipped.
 TESTED = {"snapshots": "memory_viz=read"}
 CONTEXT = ("gpu", "driver", "cuda toolkit", "compiler", "cpu", "torch", "rmm", "dali", "nccl", "commit", "date")  # of a row of tests.jsonl
 SKIPPED = "skipped, nothing was tested"  # what a test case prints
+# What a record keeps of a log. The tables of planted bugs and of random changes are kept whole.
+KEPT = re.compile(r"^(evidence|SKIPPED|FAILED|skipped) ?\b|^== |^passed in |^\d+ passed, \d+ failed|" + SKIPPED)
+WHOLE = ("planted", "random")
 
 
-def read(path):
-    """(what, figures) of each line of a log. A test case that was skipped counts for the next line."""
+def git(*arguments):
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True).stdout.strip()
+
+
+def changed_lines(commit):
+    """The lines of include/ that were added and removed since a commit; None where the commit is not known."""
+    if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
+        return None
+    counts = (line.split("\t") for line in git("diff", "--numstat", commit, "--", "include").splitlines())
+    return sum(int(added) + int(removed) for added, removed, name in counts if not name.endswith("version.hpp"))
+
+
+def record_of(part):
+    """(commit, text) of a record; ("", "") if there is none."""
+    path = RECORDS / f"{part}.txt"
+    text = path.read_text(errors="replace") if path.exists() else ""
+    commit = re.search(r"^# .*commit (\w+)", text)
+    return (commit.group(1), text) if commit else ("", "")
+
+
+def keep(part, log):
+    commit = git("rev-parse", "--short=8", "HEAD")
+    if not commit or git("status", "--porcelain", "--", "include", "tests", ":!tests/evidence", ":!tests/simulation/soak.txt"):
+        print("nothing is kept: include/ or tests/ differs from the commit that the record would name")
+        return
+    cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    system = re.search(r'PRETTY_NAME="(.*)"', pathlib.Path("/etc/os-release").read_text())
+    head = [time.strftime("%Y-%m-%d"), system.group(1) if system else "", f"{os.cpu_count()} x {cpu.group(1) if cpu else 'unknown'}"]
+    with open(log, encoding="utf-8", errors="replace") as file:
+        lines = [line.rstrip() for line in file if part in WHOLE or KEPT.search(line)]
+    RECORDS.mkdir(exist_ok=True)
+    (RECORDS / f"{part}.txt").write_text("\n".join([f"# {part}: commit {commit}, {', '.join(head)}", *lines]) + "\n")
+
+
+def said_in(text):
+    """(what, figures) of each line of evidence. A test case that was skipped counts for the next line."""
     skipped = 0
-    with open(path, encoding="utf-8", errors="replace") as log:
-        for line in log:
-            skipped += SKIPPED in line
-            if line.startswith("evidence: "):
-                what, *figures = line.split()[1:]
-                if skipped and " skipped=" not in line:
-                    figures.append(f"skipped={skipped}")
-                skipped = 0
-                yield what, figures
+    for line in text.splitlines():
+        skipped += SKIPPED in line
+        if line.startswith("evidence: "):
+            what, *figures = line.split()[1:]
+            if skipped and " skipped=" not in line:
+                figures.append(f"skipped={skipped}")
+            skipped = 0
+            yield what, figures
 
 
-def kept(path):
-    """(what, figures, machine) of each row of tests.jsonl."""
-    with open(path, encoding="utf-8") as rows:
-        for row in map(json.loads, rows):
-            figures = [f"{key}={value}" for key, value in row.items() if key not in (*CONTEXT, "what", "outcome")]
-            if row["outcome"].startswith("FAILED"):
-                figures.append("FAILED")
-            yield row["what"], figures, f"{row['gpu']}, {row['date'][:10]}, commit {row['commit']}"
+def on_a_gpu():
+    """(what, figures, where) of each row of tests.jsonl."""
+    for row in map(json.loads, ON_A_GPU.read_text().splitlines()):
+        figures = [f"{key}={value}" for key, value in row.items() if key not in (*CONTEXT, "what", "outcome")]
+        if row["outcome"].startswith("FAILED"):
+            figures.append("FAILED")
+        yield row["what"], figures, f"{row['gpu']}, {row['date'][:10]}, commit {row['commit']}"
 
 
 def main():
-    said, wrong, skipped, tested = set(), [], [], set()
-    log, results = sys.argv[1:]
-    for what, figures, *machine in [*read(log), *kept(results)]:
-        said.add(what)
-        print(f"  {what:24} {'  '.join([*figures, *machine])}")
+    wrong, skipped, tested = [], [], set()
+
+    def show(what, figures, where):
+        print(f"  {what:32} {'  '.join(figures)}{where and f'  ({where})'}")
         tested.update(what for figure in figures if figure == TESTED.get(what))
         for figure in figures:
             key, _, value = figure.partition("=")
             if (key in BAD and value not in ("0", "")) or figure == "FAILED" or figure == "verdict=fail":
                 wrong.append(f"{what}: {figure}")
             if key == "skipped" and value != "0" or value == "skipped":
-                skipped.append(f"{what}: {figure} ({results if machine else log})")
+                skipped.append(f"{what}: {figure}" + (where and f" ({where})"))
+
+    for part, wanted in PARTS.items():
+        commit, text = record_of(part)
+        if not commit:
+            wrong.append(f"{part}: no record")
+            continue
+        print(text.splitlines()[0])
+        lines = list(said_in(text))
+        for what, figures in lines:
+            show(what, figures, "")
+        skipped += [f"{part}: {line}" for line in text.splitlines() if line.startswith("SKIPPED: ")]
+        wrong += [f"{part}: {line}" for line in text.splitlines() if line.startswith("FAILED: ")]
+        wrong += [f"{part}: {what} said nothing" for what in wanted if what not in dict(lines)]
+        changed = changed_lines(commit)
+        if changed != 0:
+            wrong.append(f"{part}: of other headers: " + ("its commit is unknown" if changed is None else f"{changed} lines changed since"))
+    print("# on a GPU")
+    for row in on_a_gpu():
+        show(*row)
     wrong += [f"{what}: no line has {TESTED[what]}" for what in TESTED.keys() - tested]
-    wrong += [f"{what}: said nothing" for what in WANTED if what not in said]
     print()
     for line in skipped:
         print(f"NOT TESTED  {line}")
@@ -72,4 +144,9 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:] == ["--missing"]:
+        print(*(part for part in PARTS if changed_lines(record_of(part)[0] or "none") != 0))
+    elif sys.argv[1:2] == ["--keep"]:
+        keep(*sys.argv[2:])
+    else:
+        sys.exit(main())

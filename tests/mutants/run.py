@@ -4,13 +4,14 @@
 # (tests/policy_matrix), or a file of unit tests. This shows that they find such bugs. The unchanged tree then runs the same
 # tests and must pass.
 #
-#   run.py [--short] [--only TEXT] [--jobs N] [--seeds N] [--list] [--record]
+#   run.py [--short] [--only TEXT] [--jobs N] [--seeds N] [--list]
 #   run.py --random N [--seed S] [--from K]    N random changes of random lines instead (random_changes.py)
 #
 # Exit status: 0 all found and the tree passes, 1 otherwise, 2 a planted bug is out of date: its text is missing, or does
 # not compile. The last line is machine-readable.
 import argparse
 import concurrent.futures
+import functools
 import itertools
 import os
 import pathlib
@@ -55,6 +56,9 @@ WATCHERS = (
     ("pin", r"\bpin|\bpinned\b"),
     ("driver", r" failed: | threw: "),
 )
+
+
+say = functools.partial(print, flush=True)
 
 
 class OutOfDate(Exception):
@@ -309,33 +313,6 @@ def run_random(options):
     return int(20 * survived > len(draws))
 
 
-RECORD = None  # the file of tests/evidence/ that --record writes
-
-
-def say(line):
-    print(line, flush=True)
-    if RECORD:
-        with open(RECORD, "a") as file:
-            file.write(line + "\n")
-
-
-def record(kind):
-    """The file for this commit; None where the tree is not what the commit has."""
-
-    def git(*arguments):
-        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True).stdout.strip()
-
-    commit = git("rev-parse", "--short", "HEAD")
-    if not commit or git("status", "--porcelain", "--", "include", "tests", ":!tests/evidence"):
-        print("nothing is recorded: include/ or tests/ differs from the commit that the record would name")
-        return None
-    cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
-    path = ROOT / "tests" / "evidence" / f"{kind}_{time.strftime('%Y-%m-%d')}_{commit}.txt"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"# {kind}: commit {commit}, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} x {cpu.group(1) if cpu else 'unknown'}, {COMPILER}\n")
-    return path
-
-
 def parse():
     parser = argparse.ArgumentParser(description="Plants bugs and lets the random programs find them.")
     parser.add_argument("--short", action="store_true", help="a few planted bugs of different promises")
@@ -346,7 +323,6 @@ def parse():
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the random changes (1)")
     parser.add_argument("--from", type=int, default=1, dest="first", metavar="K", help="go on at the Kth random change")
     parser.add_argument("--list", action="store_true", help="list the planted bugs and stop")
-    parser.add_argument("--record", action="store_true", help="keep the output in tests/evidence/")
     parser.add_argument("-v", action="store_true", help="print what was found")
     options = parser.parse_args()
     options.seeds = options.seeds or (300 if options.random else 1500)
@@ -355,9 +331,6 @@ def parse():
 
 def main():
     options = parse()
-    global RECORD
-    if options.record and not (options.list or options.short or options.only):  # a part is no record
-        RECORD = record("random_changes" if options.random else "planted_bugs")
     if options.random:
         return run_random(options)
     chosen = [
