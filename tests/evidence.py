@@ -30,7 +30,7 @@ PARTS = {
     "newest": ["host_tests", "simulation"],
     "planted": ["mutants"],
     "random": ["random_mutants"],
-    "arm": ["simulation"],
+    "arm": ["aarch64_tests", "simulation"],
     "soak": ["soak"],
     "coverage": ["coverage"],
     "packages": [],
