@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_2903d579
+#define TARN_NAMESPACE tarn::inline v0_2_0_d4751f50
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -15567,6 +15567,7 @@ struct view {
   std::size_t last_bytes = 0;
   std::uint32_t pins = 0;  ///< while there are any, it stays mapped
   bool grows = false;      ///< serves a growing block alone (growing_views.hpp), and is in no search
+  bool captured = false;   ///< a capture has received a block in it, so that graphs may have its addresses
 
   /// Number of handles at or after an offset.
   [[nodiscard]] std::size_t handles_from(std::size_t offset) const noexcept {
@@ -16792,6 +16793,7 @@ class page_views {
     view& v = table_[i];
     v.last_offset = offset;
     v.last_bytes = request.bytes;
+    v.captured = v.captured || a.streams.part(request.part).keeps_addresses;
     std::size_t at = 0;
     while (by_use_[at] != i) ++at;
     for (; at != 0; --at) {
@@ -16830,9 +16832,10 @@ class page_views {
         drop_view(a, hot, at);
     }
   }
-  /// Whether captured graphs may have addresses of a view.
+  /// Whether captured graphs may have addresses of a view. Handles of it that captures have taken over, and
+  /// use elsewhere, do not keep it.
   [[nodiscard]] bool keeps_addresses(arena const& a, view const& v) const noexcept {
-    if (!a.streams.has_parts()) return false;
+    if (!v.captured) return false;
     for (view_slot const& slot : v.view_slots) {
       TARN_VISIT();
       if (slot.handle != 0 && a.keeps_address(a.ranges[a.starts.find(a.ranges, map_[slot.handle].home)]))

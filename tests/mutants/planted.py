@@ -3003,6 +3003,20 @@ PLANTED = {
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
+            "a view does not note that a capture received a block in it",
+            "pool/pages/page_views.hpp",
+            "    v.captured = v.captured || a.streams.part(request.part).keeps_addresses;\n",
+            "",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a view is kept for graphs because captures have one of its handles",
+            "pool/pages/page_views.hpp",
+            "    if (!v.captured) return false;\n",
+            "",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
             "a block in a view is of no part",
             "pool/arena/arena.hpp",
             "    if (pages != nullptr) pages->set_part_of_view(address, streams[taker].part);\n",

@@ -362,6 +362,32 @@ TEST_CASE("what a graph uses stays mapped when the pool needs the addresses of u
   d.clean();
 }
 
+TEST_CASE("the addresses of a view that no capture used are free, although captures have one of its handles",
+          "[graph_memory][pages]") {
+  device d({.capacity = 128_MiB, .taken = 0});
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver};
+  void* blocks[4];
+  for (void*& p : blocks) p = pool.allocate(a, 4_MiB);
+  for (unsigned const i : {0u, 2u}) pool.deallocate_sync(blocks[i], 4_MiB);
+  void* const p = pool.allocate(a, 8_MiB);
+  REQUIRE(pool->state().remaps != 0);  // it lies in a view of both
+  pool.deallocate_sync(p, 8_MiB);
+  graph_memory memory{pool};
+  std::uint64_t const creates = pool->state().creates;
+  {
+    capture c(d.machine, memory, a);
+    pool.deallocate(a, pool.allocate(a, 4_MiB), 4_MiB);
+    c.end();
+  }
+  REQUIRE(memory.state().reserved != 0);
+  REQUIRE(pool->state().creates == creates);  // the handle is one of the view's
+  std::size_t const all = 8 * 128_MiB;        // addresses that the pool has for views
+  CHECK_NOTHROW(growing_buffer<char, decltype(pool)>(pool, all, a));
+  for (unsigned const i : {1u, 3u}) pool.deallocate(a, blocks[i], 4_MiB);
+  d.clean();
+}
+
 TEST_CASE("captures that share an owner hold little more than the largest needs", "[graph_memory][pages]") {
   device d;
   auto pool = d.pages() | pooled{};

@@ -222,6 +222,7 @@ class page_views {
     view& v = table_[i];
     v.last_offset = offset;
     v.last_bytes = request.bytes;
+    v.captured = v.captured || a.streams.part(request.part).keeps_addresses;
     std::size_t at = 0;
     while (by_use_[at] != i) ++at;
     for (; at != 0; --at) {
@@ -260,9 +261,10 @@ class page_views {
         drop_view(a, hot, at);
     }
   }
-  /// Whether captured graphs may have addresses of a view.
+  /// Whether captured graphs may have addresses of a view. Handles of it that captures have taken over, and
+  /// use elsewhere, do not keep it.
   [[nodiscard]] bool keeps_addresses(arena const& a, view const& v) const noexcept {
-    if (!a.streams.has_parts()) return false;
+    if (!v.captured) return false;
     for (view_slot const& slot : v.view_slots) {
       TARN_VISIT();
       if (slot.handle != 0 && a.keeps_address(a.ranges[a.starts.find(a.ranges, map_[slot.handle].home)]))

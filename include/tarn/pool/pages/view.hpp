@@ -37,6 +37,7 @@ struct view {
   std::size_t last_bytes = 0;
   std::uint32_t pins = 0;  ///< while there are any, it stays mapped
   bool grows = false;      ///< serves a growing block alone (growing_views.hpp), and is in no search
+  bool captured = false;   ///< a capture has received a block in it, so that graphs may have its addresses
 
   /// Number of handles at or after an offset.
   [[nodiscard]] std::size_t handles_from(std::size_t offset) const noexcept {
