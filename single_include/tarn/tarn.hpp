@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_d4751f50
+#define TARN_NAMESPACE tarn::inline v0_2_0_d402ac04
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -17194,8 +17194,12 @@ struct extensible {
       at = end;
       if (is_common && !a.joins_handles) most.consider(first.where, p.bytes);
       bool const can_go = at_start && at_end && map[h].pins == 0;
-      last.hole = can_go ? last.hole + p.bytes : 0;
-      if (!can_go) last.bytes = at - first.address;
+      if (can_go) {
+        last.hole += p.bytes;
+      } else {
+        last.bytes = last.hole == 0 ? last.bytes + p.bytes : p.bytes;  // those before it are given back
+        last.hole = 0;
+      }
       if (map[h].pins != 0) continue;
       if (can_go) {
         whole += p.bytes;

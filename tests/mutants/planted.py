@@ -1212,6 +1212,13 @@ PLANTED = {
             finder="tests/transfer/available_memory.cpp",
         ),
         Mutant(
+            "largest_available_block counts free memory before a pinned handle twice",
+            "pool/pages/largest_block.hpp",
+            "last.bytes = last.hole == 0 ? last.bytes + p.bytes : p.bytes;",
+            "last.bytes = at - first.address;",
+            finder="tests/transfer/available_memory.cpp",
+        ),
+        Mutant(
             "largest_available_block forgets the free starts of handles",
             "pool/pages/largest_block.hpp",
             "        found.starts.push_back(p);\n",

@@ -14,6 +14,7 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/sleep.hpp"
+#include "tarn/sharing/page_pin.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/transfer/micro_batches.hpp"
@@ -258,4 +259,23 @@ TEST_CASE("available_memory throws cuda_error if the driver cannot report the fr
   plan.fail(driver_call::memory_info, 1);
   CHECK_THROWS_AS(available_memory(memory), cuda_error);
   CHECK(available_memory(memory).bytes == 60_MiB);
+}
+
+TEST_CASE("largest_available_block counts free memory before a pinned handle once",
+          "[raii][memory_availability][pages]") {
+  sim_machine const machine({.capacity = 64_MiB, .taken = 0, .backing = sim_backing::address_only});
+  auto pool = sim_pages{machine.driver()} | pooled{};
+  void* const first = pool.allocate_sync(16_MiB);
+  void* const pinned = pool.allocate_sync(16_MiB);
+  {
+    page_pin const pin(pool, pinned, 16_MiB);
+    pool.deallocate_sync(first, 16_MiB);
+    pool.deallocate_sync(pinned, 16_MiB);
+    std::size_t const largest = largest_available_block(pool);
+    CHECK(largest <= 64_MiB);
+    void* p = nullptr;
+    CHECK_NOTHROW(p = pool.allocate_sync(largest));
+    pool.deallocate_sync(p, largest);
+  }
+  CHECK(largest_available_block(pool) == 64_MiB);
 }

@@ -90,8 +90,12 @@ struct extensible {
       at = end;
       if (is_common && !a.joins_handles) most.consider(first.where, p.bytes);
       bool const can_go = at_start && at_end && map[h].pins == 0;
-      last.hole = can_go ? last.hole + p.bytes : 0;
-      if (!can_go) last.bytes = at - first.address;
+      if (can_go) {
+        last.hole += p.bytes;
+      } else {
+        last.bytes = last.hole == 0 ? last.bytes + p.bytes : p.bytes;  // those before it are given back
+        last.hole = 0;
+      }
       if (map[h].pins != 0) continue;
       if (can_go) {
         whole += p.bytes;
