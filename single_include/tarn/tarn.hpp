@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_d402ac04
+#define TARN_NAMESPACE tarn::inline v0_2_0_efe7d4ec
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -17454,11 +17454,12 @@ class page_compact {
   /// Whether compact() left a handle that is mapped nowhere; the next call returns false.
   [[nodiscard]] bool take_unmapped() noexcept { return detail::exchange(has_unmapped_, false); }
 
-  /// Number of contiguous stretches of kept bytes, counted by handle. O(ranges)
+  /// Number of contiguous stretches of kept bytes of the common part, counted by handle. O(ranges)
   [[nodiscard]] std::size_t stretches(arena const& a) const {
     std::size_t count = 0;
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes != 0) for_each_kept(a, map_[h], [&](std::size_t, std::size_t) { ++count; });
+      if (map_[h].bytes != 0 && map_[h].part == common)
+        for_each_kept(a, map_[h], [&](std::size_t, std::size_t) { ++count; });
     }
     return count;
   }
@@ -21316,10 +21317,12 @@ class pool_sleep {
       throw;
     }
     hot_lock const held = heap_.lock_hot();
-    heap_.space(held).count_splits();
-    result.live = heap_.space(held).all_live();
-    result.reserved = heap_.counters(growing).reserved;
-    result.released = reserved - result.reserved;
+    arena& space = heap_.space(held);
+    space.count_splits();
+    std::size_t const left = heap_.counters(growing).reserved;
+    result.live = space.live_bytes;
+    result.reserved = space.reserved_of(common, left);
+    result.released = reserved - left;
     return result;
   }
 

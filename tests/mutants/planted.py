@@ -2443,6 +2443,20 @@ PLANTED = {
 """,
         ),
         Mutant(
+            "compact reports the live blocks of graph memories",
+            "pool/relocate/pool_sleep.hpp",
+            "result.live = space.live_bytes;",
+            "result.live = space.all_live();",
+            finder="tests/raii/sleep_together.cpp",
+        ),
+        Mutant(
+            "compact counts stretches of graph memories",
+            "pool/relocate/page_compact.hpp",
+            "      if (map_[h].bytes != 0 && map_[h].part == common)\n",
+            "      if (map_[h].bytes != 0)\n",
+            finder="tests/raii/sleep_together.cpp",
+        ),
+        Mutant(
             "a view keeps one slot for a handle that was divided",
             "pool/relocate/page_compact.hpp",
             "    views_.for_each_place(h, [&](std::uintptr_t at) { places.push_back(at); });\n",

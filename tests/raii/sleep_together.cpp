@@ -124,6 +124,34 @@ void check_whole(sim_machine const& machine, Pool& p) {
 
 }  // namespace
 
+TEST_CASE("compact reports neither live nor reserved bytes of graph memories",
+          "[raii][compact][graph_memory][pages]") {
+  sim_machine const machine(small_machine());
+  auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 64_MiB};
+  sim_stream const stream(machine.driver(0));
+  graph_memory graphs(memory);
+  void* const own = memory.allocate(stream, 4_MiB);
+  void* const plain = graphs.allocate(stream, 4_MiB);
+  void* captured = nullptr;
+  {
+    capture_scope const scope(graphs, stream);
+    REQUIRE(machine.begin_capture(stream).ok());
+    memory.deallocate(stream, memory.allocate(stream, 64_MiB), 64_MiB);
+    captured = memory.allocate(stream, 16_MiB);
+    sim_graph graph;
+    REQUIRE(machine.end_capture(stream, graph).ok());
+  }
+  std::size_t const reserved = memory->state().reserved;
+  compaction const c = compact(memory);
+  CHECK(c.live == 4_MiB);
+  CHECK(c.reserved == 4_MiB);
+  CHECK(c.stretches == 1);
+  CHECK(c.released == reserved - memory->state().reserved);
+  memory.deallocate(stream, own, 4_MiB);
+  memory.deallocate(stream, plain, 4_MiB);
+  memory.deallocate(stream, captured, 16_MiB);
+}
+
 TEST_CASE("a pool and its graph memories sleep and wake together, or not at all, when driver calls fail",
           "[raii][sleep][graph_memory][pages]") {
   int failures = 0;

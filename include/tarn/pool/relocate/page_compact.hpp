@@ -56,11 +56,12 @@ class page_compact {
   /// Whether compact() left a handle that is mapped nowhere; the next call returns false.
   [[nodiscard]] bool take_unmapped() noexcept { return detail::exchange(has_unmapped_, false); }
 
-  /// Number of contiguous stretches of kept bytes, counted by handle. O(ranges)
+  /// Number of contiguous stretches of kept bytes of the common part, counted by handle. O(ranges)
   [[nodiscard]] std::size_t stretches(arena const& a) const {
     std::size_t count = 0;
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes != 0) for_each_kept(a, map_[h], [&](std::size_t, std::size_t) { ++count; });
+      if (map_[h].bytes != 0 && map_[h].part == common)
+        for_each_kept(a, map_[h], [&](std::size_t, std::size_t) { ++count; });
     }
     return count;
   }

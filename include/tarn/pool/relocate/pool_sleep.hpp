@@ -77,10 +77,12 @@ class pool_sleep {
       throw;
     }
     hot_lock const held = heap_.lock_hot();
-    heap_.space(held).count_splits();
-    result.live = heap_.space(held).all_live();
-    result.reserved = heap_.counters(growing).reserved;
-    result.released = reserved - result.reserved;
+    arena& space = heap_.space(held);
+    space.count_splits();
+    std::size_t const left = heap_.counters(growing).reserved;
+    result.live = space.live_bytes;
+    result.reserved = space.reserved_of(common, left);
+    result.released = reserved - left;
     return result;
   }
 
