@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_efe7d4ec
+#define TARN_NAMESPACE tarn::inline v0_2_0_f40149f5
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -19751,8 +19751,8 @@ class ladder {
     if (take_what_is_waited_for() || put_together(last)) return;
     bool const has_given = growth().shrink(growing_, space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
-      request_.may_exceed = true;
-      request_.extend = true;
+      if (wanted_.view != 0 && take()) return;  // it lacks what was given back, too
+      request_.may_exceed = request_.extend = true;
       if (grow(last)) return;
     }
     query_device(last);

@@ -243,6 +243,21 @@ TEST_CASE("growth of a buffer is all or nothing", "[raii][pages][growing_buffer]
   CHECK(has_its_numbers(buffer));
 }
 
+TEST_CASE("a growing buffer gets the memory of free handles that do not fit together",
+          "[raii][pages][growing_buffer]") {
+  machine_and_pool t({.capacity = 32_MiB, .taken = 0}, {.largest_handle = 64_MiB});
+  void* blocks[3];
+  std::size_t const bytes[] = {8_MiB, 8_MiB, 16_MiB};
+  for (std::size_t i = 0; i < 3; ++i) blocks[i] = t.memory.allocate(t.stream, bytes[i]);
+  for (std::size_t i = 0; i < 2; ++i) t.memory.deallocate(t.stream, blocks[i], bytes[i]);
+  machine_and_pool::buffer_type buffer(t.memory, 16 * per_mib, t.stream);
+  buffer.reserve(10 *
+                 per_mib);  // one handle of 8 MiB, and 2 MiB that are created after the other is given back
+  CHECK(buffer.capacity() == 10 * per_mib);
+  CHECK(t.memory->upstream()->state().ooms == 0);
+  t.memory.deallocate(t.stream, blocks[2], bytes[2]);
+}
+
 TEST_CASE("a limit above the pool bounds a growing buffer", "[raii][pages][growing_buffer]") {
   sim_machine machine;
   auto memory = sim_pages(machine.driver(device_id{0})) | pooled{} | tracked{} | limited{64_MiB};

@@ -109,8 +109,8 @@ class ladder {
     if (take_what_is_waited_for() || put_together(last)) return;
     bool const has_given = growth().shrink(growing_, space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
-      request_.may_exceed = true;
-      request_.extend = true;
+      if (wanted_.view != 0 && take()) return;  // it lacks what was given back, too
+      request_.may_exceed = request_.extend = true;
       if (grow(last)) return;
     }
     query_device(last);
