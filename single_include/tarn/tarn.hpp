@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_f40149f5
+#define TARN_NAMESPACE tarn::inline v0_2_0_af2a8c71
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -16229,7 +16229,8 @@ class address_space {
     a.ranges[hole].state = range_state::live;
   }
 
-  /// Turns a range back into a hole, and coalesces it with neighbouring holes.
+  /// Turns a range back into a hole, and coalesces it with neighbouring holes. The free range before it may
+  /// be extended again.
   void put(arena& a, range_ref r) noexcept {
     range_index& index = index_of(a.ranges[r].address);
     a.move_to_part(r, common);
@@ -16247,6 +16248,7 @@ class address_space {
       r = b;
     }
     index.insert(a.ranges, r);
+    a.note_hole_after(a.ranges[r].previous);
   }
 
  private:
@@ -18312,9 +18314,7 @@ class page_growth {
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
-      range_ref const before = a.ranges[carved[i]].previous;
       addresses_.put(a, carved[i]);
-      a.note_hole_after(before);
     }
     return given;
   }

@@ -2499,6 +2499,13 @@ PLANTED = {
             finder="tests/raii/compact.cpp",
         ),
         Mutant(
+            "free memory before a new hole is not extended into it",
+            "pool/pages/address_space.hpp",
+            "    a.note_hole_after(a.ranges[r].previous);\n",
+            "",
+            finder="tests/raii/compact.cpp",
+        ),
+        Mutant(
             "a handle that compact could not map stays unmapped",
             "pool/relocate/pool_sleep.hpp",
             "      if (of_pages<bool>(growing, [&](auto& pages) { return pages.unmap_incomplete(growing); }))\n        refuse_allocations(growing);\n",

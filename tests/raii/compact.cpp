@@ -18,6 +18,7 @@
 #include "tarn/raii/sleep.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/sim.hpp"
+#include "tarn/transfer/available_memory.hpp"
 
 using namespace tarn;
 using tarn_test::failing_call;
@@ -310,6 +311,25 @@ TEST_CASE("compact puts the pool to sleep if two maps in a row fail, and wake ma
     }
   }
   CHECK(slept > 10);
+}
+
+TEST_CASE("free memory before a hole that compact made is extended into it", "[raii][compact][pages]") {
+  sim_machine const machine(small_machine(44_MiB));
+  auto memory = sim_pages{machine.driver(0)} | pooled{.remap = remapping::off, .largest_handle = 16_MiB};
+  memory.deallocate_sync(memory.allocate_sync(32_MiB), 32_MiB);  // two handles
+  void* const first = memory.allocate_sync(15_MiB);
+  void* const between = memory.allocate_sync(5_MiB);
+  void* const last = memory.allocate_sync(12_MiB);
+  memory.deallocate_sync(between, 5_MiB);
+  REQUIRE(compact(memory).released == 4_MiB);  // the start of the second handle
+  machine.take_memory(device_id{0}, 12_MiB);
+  CHECK(largest_available_block(memory) == 5_MiB);
+  void* p = nullptr;
+  CHECK_NOTHROW(p = memory.allocate_sync(5_MiB));
+  CHECK(p == between);
+  memory.deallocate_sync(p, 5_MiB);
+  memory.deallocate_sync(first, 15_MiB);
+  memory.deallocate_sync(last, 12_MiB);
 }
 
 TEST_CASE("a pool that compact put to sleep may end, and frees give its handles back",

@@ -45,7 +45,8 @@ class address_space {
     a.ranges[hole].state = range_state::live;
   }
 
-  /// Turns a range back into a hole, and coalesces it with neighbouring holes.
+  /// Turns a range back into a hole, and coalesces it with neighbouring holes. The free range before it may
+  /// be extended again.
   void put(arena& a, range_ref r) noexcept {
     range_index& index = index_of(a.ranges[r].address);
     a.move_to_part(r, common);
@@ -63,6 +64,7 @@ class address_space {
       r = b;
     }
     index.insert(a.ranges, r);
+    a.note_hole_after(a.ranges[r].previous);
   }
 
  private:

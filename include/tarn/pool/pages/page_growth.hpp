@@ -258,9 +258,7 @@ class page_growth {
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
-      range_ref const before = a.ranges[carved[i]].previous;
       addresses_.put(a, carved[i]);
-      a.note_hole_after(before);
     }
     return given;
   }
