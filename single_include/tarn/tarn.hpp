@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_af2a8c71
+#define TARN_NAMESPACE tarn::inline v0_2_0_f7f9022f
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -17983,13 +17983,11 @@ class page_sleep {
     copies_may_run_ = !done.ok();
     return done;
   }
-  /// The same, before anything is destroyed or mapped again. @throws cuda_error  they may still run; nothing
-  /// has changed
-  void require_finished_copies(growth_lock const& growing, may_release hot) {
-    if (!copies_may_run_) return;
+  /// The same, before anything is destroyed or mapped again.
+  [[nodiscard]] status finish_copies(growth_lock const& growing, may_release hot) noexcept {
+    if (!copies_may_run_) return {};
     unlocked const released(hot);
-    if (status const done = finish_copies(growing); !done.ok())
-      throw cuda_error(done, source_.driver().device().value);
+    return finish_copies(growing);
   }
 
   /// Frees the contents on the host. The handles are as save() found them.
@@ -18210,16 +18208,18 @@ class page_growth {
 
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most
   /// `keep` bytes are reserved, and returns the bytes; nothing inside restore() and compact(), where a
-  /// handler of the source may call it. O(handles + slots of views + free ranges).
+  /// handler of the source may call it, nor while copies of a sleep may run. O(handles + slots of views +
+  /// free ranges).
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     if (!map_.is_set_up() || is_moving_ || counters_.reserved <= keep) return 0;
+    if (!sleep_.finish_copies(growing, hot).ok()) return 0;
     return drop(growing, a, hot, keep);
   }
 
   /// Gives up what was freed while the pool slept; returns the bytes that restore() creates.
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   std::size_t prepare_restore(growth_lock const& growing, arena& a, may_release hot) {
-    sleep_.require_finished_copies(growing, hot);
+    must_succeed(source_.driver(), sleep_.finish_copies(growing, hot));
     if (map_.is_set_up()) (void)drop(growing, a, hot, 0);
     return sleep_.missing();
   }

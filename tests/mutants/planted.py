@@ -2412,7 +2412,14 @@ PLANTED = {
         Mutant(
             "wake maps and destroys handles before the copies of sleep are over",
             "pool/pages/page_growth.hpp",
-            "    sleep_.require_finished_copies(growing, hot);\n",
+            "    must_succeed(source_.driver(), sleep_.finish_copies(growing, hot));\n",
+            "",
+            finder="tests/raii/sleep.cpp",
+        ),
+        Mutant(
+            "trim unmaps and destroys handles before the copies of sleep are over",
+            "pool/pages/page_growth.hpp",
+            "    if (!sleep_.finish_copies(growing, hot).ok()) return 0;\n",
             "",
             finder="tests/raii/sleep.cpp",
         ),

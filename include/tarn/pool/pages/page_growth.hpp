@@ -154,16 +154,18 @@ class page_growth {
 
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most
   /// `keep` bytes are reserved, and returns the bytes; nothing inside restore() and compact(), where a
-  /// handler of the source may call it. O(handles + slots of views + free ranges).
+  /// handler of the source may call it, nor while copies of a sleep may run. O(handles + slots of views +
+  /// free ranges).
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     if (!map_.is_set_up() || is_moving_ || counters_.reserved <= keep) return 0;
+    if (!sleep_.finish_copies(growing, hot).ok()) return 0;
     return drop(growing, a, hot, keep);
   }
 
   /// Gives up what was freed while the pool slept; returns the bytes that restore() creates.
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   std::size_t prepare_restore(growth_lock const& growing, arena& a, may_release hot) {
-    sleep_.require_finished_copies(growing, hot);
+    must_succeed(source_.driver(), sleep_.finish_copies(growing, hot));
     if (map_.is_set_up()) (void)drop(growing, a, hot, 0);
     return sleep_.missing();
   }

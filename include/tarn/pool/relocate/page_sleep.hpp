@@ -141,13 +141,11 @@ class page_sleep {
     copies_may_run_ = !done.ok();
     return done;
   }
-  /// The same, before anything is destroyed or mapped again. @throws cuda_error  they may still run; nothing
-  /// has changed
-  void require_finished_copies(growth_lock const& growing, may_release hot) {
-    if (!copies_may_run_) return;
+  /// The same, before anything is destroyed or mapped again.
+  [[nodiscard]] status finish_copies(growth_lock const& growing, may_release hot) noexcept {
+    if (!copies_may_run_) return {};
     unlocked const released(hot);
-    if (status const done = finish_copies(growing); !done.ok())
-      throw cuda_error(done, source_.driver().device().value);
+    return finish_copies(growing);
   }
 
   /// Frees the contents on the host. The handles are as save() found them.
