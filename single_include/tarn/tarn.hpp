@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_f7f9022f
+#define TARN_NAMESPACE tarn::inline v0_2_0_4bbaa111
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -15225,7 +15225,9 @@ template <class Layer>
       // certain.
       bool puts_together = page_source<typename L::upstream_type>;
       if constexpr (requires { l.uses_pages(); }) puts_together = l.uses_pages();
-      left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
+      std::size_t for_captures = 0;
+      if constexpr (requires { l.free_for_captures(); }) for_captures = l.free_for_captures();
+      left.add_pool(s, puts_together ? s.cached - min_of(s.cached, for_captures) : s.largest_free_range);
       if constexpr (requires { l.is_asleep(); }) {
         if (l.is_asleep()) left.put_to_sleep();
       }
@@ -21740,6 +21742,12 @@ class pool {
   [[nodiscard]] std::size_t largest_free_range() const {
     detail::hot_lock const held = heap_.lock_hot();
     return heap_.space(held).largest_free();
+  }
+
+  /// Free bytes that serve the captures of graph_memories alone. O(parts)
+  [[nodiscard]] std::size_t free_for_captures() const {
+    detail::hot_lock const held = heap_.lock_hot();
+    return heap_.space(held).free_for_captures();
   }
 
   /// Whether the memory is pages, which can be put together: false over blocks, and where pages cannot be

@@ -1226,6 +1226,13 @@ PLANTED = {
             finder="tests/transfer/available_memory.cpp",
         ),
         Mutant(
+            "available_memory counts what only captures can allocate",
+            "pool/pages/memory_left.hpp",
+            "s.cached - min_of(s.cached, for_captures)",
+            "s.cached",
+            finder="tests/transfer/available_memory.cpp",
+        ),
+        Mutant(
             "largest_available_block forgets the free starts of handles",
             "pool/pages/largest_block.hpp",
             "        found.starts.push_back(p);\n",

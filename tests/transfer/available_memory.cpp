@@ -13,7 +13,9 @@
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/sleep.hpp"
+#include "tarn/raii/stream.hpp"
 #include "tarn/sharing/page_pin.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/source/host_memory.hpp"
@@ -278,4 +280,23 @@ TEST_CASE("largest_available_block counts free memory before a pinned handle onc
     pool.deallocate_sync(p, largest);
   }
   CHECK(largest_available_block(pool) == 64_MiB);
+}
+
+TEST_CASE("available_memory does not count what only captures can allocate",
+          "[raii][memory_availability][graph_memory][pages]") {
+  sim_machine const machine({.capacity = 64_MiB, .taken = 0, .backing = sim_backing::address_only});
+  auto pool = sim_pages{machine.driver()} | pooled{};
+  sim_stream const stream(machine.driver());
+  graph_memory graphs(pool);
+  {
+    capture_scope const scope(graphs, stream);
+    REQUIRE(machine.begin_capture(stream).ok());
+    pool.deallocate(stream, pool.allocate(stream, 40_MiB), 40_MiB);
+    sim_graph graph;
+    REQUIRE(machine.end_capture(stream, graph).ok());
+  }
+  REQUIRE(graphs.state().reserved == 40_MiB);
+  CHECK(available_memory(pool).bytes == 24_MiB);
+  CHECK(available_memory(pool).bytes == largest_available_block(pool));
+  CHECK(available_memory(pool | limited{60_MiB}).bytes == 24_MiB);
 }

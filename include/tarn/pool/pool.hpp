@@ -411,6 +411,12 @@ class pool {
     return heap_.space(held).largest_free();
   }
 
+  /// Free bytes that serve the captures of graph_memories alone. O(parts)
+  [[nodiscard]] std::size_t free_for_captures() const {
+    detail::hot_lock const held = heap_.lock_hot();
+    return heap_.space(held).free_for_captures();
+  }
+
   /// Whether the memory is pages, which can be put together: false over blocks, and where pages cannot be
   /// used. Needs no lock.
   [[nodiscard]] bool uses_pages() const noexcept { return heap_.uses_pages(); }

@@ -83,7 +83,8 @@ constexpr void require_available() noexcept {
 /// reports it; bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it;
 /// over blocks, and where the device has no pages, the largest free range, since blocks are not combined);
 /// bounded by each `limited` layer above that. 0 while the pool sleeps. Memory that a `fallback_to` or
-/// `retry_on_oom` could add is not counted, nor is memory deferred for recorded uses. A snapshot: other
+/// `retry_on_oom` could add is not counted, nor is memory deferred for recorded uses, nor what only captures
+/// of a graph_memory can allocate. A snapshot: other
 /// threads and processes continue. Takes the pool's locks briefly and queries the driver once (5 us). Never
 /// waits for a stream. Thread-safe.
 /// @throws cuda_error  the driver did not report free memory

@@ -110,7 +110,9 @@ template <class Layer>
       // certain.
       bool puts_together = page_source<typename L::upstream_type>;
       if constexpr (requires { l.uses_pages(); }) puts_together = l.uses_pages();
-      left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
+      std::size_t for_captures = 0;
+      if constexpr (requires { l.free_for_captures(); }) for_captures = l.free_for_captures();
+      left.add_pool(s, puts_together ? s.cached - min_of(s.cached, for_captures) : s.largest_free_range);
       if constexpr (requires { l.is_asleep(); }) {
         if (l.is_asleep()) left.put_to_sleep();
       }
