@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_4bbaa111
+#define TARN_NAMESPACE tarn::inline v0_2_0_06616802
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -11166,8 +11166,45 @@ class thread_exit {
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+
+// ---- tarn/core/zeroed_array.hpp
+// zeroed_array: a table that may be as long as an address space, of which only what is written takes memory.
+
+#include <cstddef>
 #include <cstdlib>
 #include <new>
+#include <utility>
+
+namespace TARN_NAMESPACE::detail {
+
+/// An array of zeros, from calloc: the system adds memory where it is written. Move-only.
+/// @tparam T  trivial, or an atomic; zero bytes are a value of it
+template <class T>
+class zeroed_array {
+ public:
+  zeroed_array() noexcept = default;
+  /// @throws std::bad_alloc
+  explicit zeroed_array(std::size_t count)
+      : data_(static_cast<T*>((std::calloc)(count, sizeof(T)))) {  // NOLINT(cppcoreguidelines-no-malloc)
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  zeroed_array(zeroed_array&& other) noexcept { swap(other); }
+  zeroed_array& operator=(zeroed_array other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~zeroed_array() { (std::free)(data_); }
+
+  [[nodiscard]] explicit operator bool() const noexcept { return data_ != nullptr; }
+  [[nodiscard]] T& operator[](std::size_t i) const noexcept { return data_[i]; }
+
+ private:
+  void swap(zeroed_array& other) noexcept { std::swap(data_, other.data_); }
+
+  T* data_ = nullptr;
+};
+
+}  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE::detail {
 
@@ -11175,18 +11212,15 @@ class address_index {
  public:
   address_index() noexcept = default;
   address_index& operator=(address_index&&) = delete;
-  ~address_index() { close(); }
 
   /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only
   /// where ranges start. Forgets what it covered before. @throws std::bad_alloc
   void set_up(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
-    close();
+    bytes_ = 0;
     std::size_t const granules = bytes / granularity;
-    // calloc, so that the tables of a huge range use host memory only where they are touched.
-    last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
-    starts_ = static_cast<std::uint64_t*>(std::calloc(granules / 64 + 1, sizeof(std::uint64_t)));
-    words_ = static_cast<std::uint64_t*>(std::calloc(granules / 4096 + 1, sizeof(std::uint64_t)));
-    if (last_ == nullptr || starts_ == nullptr || words_ == nullptr) throw std::bad_alloc();
+    last_ = zeroed_array<range_ref>(granules);
+    starts_ = zeroed_array<std::uint64_t>(granules / 64 + 1);
+    words_ = zeroed_array<std::uint64_t>(granules / 4096 + 1);
     base_ = base;
     bytes_ = bytes;
     shift_ = static_cast<unsigned>(std::countr_zero(granularity));
@@ -11230,14 +11264,6 @@ class address_index {
   }
 
  private:
-  void close() noexcept {
-    (std::free)(last_);
-    (std::free)(starts_);
-    (std::free)(words_);
-    last_ = nullptr;
-    starts_ = words_ = nullptr;
-    bytes_ = 0;
-  }
   [[nodiscard]] std::size_t granule_of(std::uintptr_t address) const noexcept {
     return (address - base_) >> shift_;
   }
@@ -11266,9 +11292,9 @@ class address_index {
     return 63 - static_cast<std::size_t>(std::countl_zero(bits));
   }
 
-  range_ref* last_ = nullptr;
-  std::uint64_t* starts_ = nullptr;  ///< one bit per granule: a range starts in it
-  std::uint64_t* words_ = nullptr;   ///< one bit per word of `starts_` that is not 0
+  zeroed_array<range_ref> last_;
+  zeroed_array<std::uint64_t> starts_;  ///< one bit per granule: a range starts in it
+  zeroed_array<std::uint64_t> words_;   ///< one bit per word of `starts_` that is not 0
   std::uintptr_t base_ = 0;
   std::size_t bytes_ = 0;
   unsigned shift_ = 0;
@@ -11369,8 +11395,7 @@ class live_window {
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
+#include <utility>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -11399,27 +11424,20 @@ class page_map {
  public:
   page_map() noexcept = default;
   page_map& operator=(page_map&&) = delete;
-  ~page_map() {
-    (std::free)(table_);
-    (std::free)(parts_);
-  }
 
   /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
   void set_up(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
     handles_.resize(1);
-    // One table of an open map: the other one is there, too.
-    if (parts_ == nullptr)
-      parts_ = static_cast<std::atomic<part_ref>*>(std::calloc(bytes / granularity, sizeof(part_ref)));
-    if (parts_ == nullptr) throw std::bad_alloc();
-    table_ = static_cast<handle_ref*>(std::calloc(home_bytes / granularity, sizeof(handle_ref)));
-    if (table_ == nullptr) throw std::bad_alloc();
+    zeroed_array<std::atomic<part_ref>> parts(bytes / granularity);
+    table_ = zeroed_array<handle_ref>(home_bytes / granularity);
+    parts_ = std::move(parts);
     base_ = base;
     home_bytes_ = home_bytes;
     bytes_ = bytes;
     granularity_ = granularity;
     shift_ = static_cast<unsigned>(std::countr_zero(granularity));
   }
-  [[nodiscard]] bool is_set_up() const noexcept { return table_ != nullptr; }
+  [[nodiscard]] bool is_set_up() const noexcept { return static_cast<bool>(table_); }
 
   /// The handle at a home address, 0 if none.
   [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
@@ -11503,8 +11521,8 @@ class page_map {
     for (std::size_t g = 0; g < handles_[h].bytes >> shift_; ++g) table_[first + g] = value;
   }
 
-  handle_ref* table_ = nullptr;             ///< one entry per granule of the home addresses
-  std::atomic<part_ref>* parts_ = nullptr;  ///< one entry per granule of all addresses
+  zeroed_array<handle_ref> table_;             ///< one entry per granule of the home addresses
+  zeroed_array<std::atomic<part_ref>> parts_;  ///< one entry per granule of all addresses
   sequence<physical> handles_;
   std::uintptr_t base_ = 0;
   std::size_t home_bytes_ = 0;

@@ -7,9 +7,8 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 
+#include "tarn/core/zeroed_array.hpp"
 #include "tarn/pool/arena/range.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -18,18 +17,15 @@ class address_index {
  public:
   address_index() noexcept = default;
   address_index& operator=(address_index&&) = delete;
-  ~address_index() { close(); }
 
   /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only
   /// where ranges start. Forgets what it covered before. @throws std::bad_alloc
   void set_up(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
-    close();
+    bytes_ = 0;
     std::size_t const granules = bytes / granularity;
-    // calloc, so that the tables of a huge range use host memory only where they are touched.
-    last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
-    starts_ = static_cast<std::uint64_t*>(std::calloc(granules / 64 + 1, sizeof(std::uint64_t)));
-    words_ = static_cast<std::uint64_t*>(std::calloc(granules / 4096 + 1, sizeof(std::uint64_t)));
-    if (last_ == nullptr || starts_ == nullptr || words_ == nullptr) throw std::bad_alloc();
+    last_ = zeroed_array<range_ref>(granules);
+    starts_ = zeroed_array<std::uint64_t>(granules / 64 + 1);
+    words_ = zeroed_array<std::uint64_t>(granules / 4096 + 1);
     base_ = base;
     bytes_ = bytes;
     shift_ = static_cast<unsigned>(std::countr_zero(granularity));
@@ -73,14 +69,6 @@ class address_index {
   }
 
  private:
-  void close() noexcept {
-    (std::free)(last_);
-    (std::free)(starts_);
-    (std::free)(words_);
-    last_ = nullptr;
-    starts_ = words_ = nullptr;
-    bytes_ = 0;
-  }
   [[nodiscard]] std::size_t granule_of(std::uintptr_t address) const noexcept {
     return (address - base_) >> shift_;
   }
@@ -109,9 +97,9 @@ class address_index {
     return 63 - static_cast<std::size_t>(std::countl_zero(bits));
   }
 
-  range_ref* last_ = nullptr;
-  std::uint64_t* starts_ = nullptr;  ///< one bit per granule: a range starts in it
-  std::uint64_t* words_ = nullptr;   ///< one bit per word of `starts_` that is not 0
+  zeroed_array<range_ref> last_;
+  zeroed_array<std::uint64_t> starts_;  ///< one bit per granule: a range starts in it
+  zeroed_array<std::uint64_t> words_;   ///< one bit per word of `starts_` that is not 0
   std::uintptr_t base_ = 0;
   std::size_t bytes_ = 0;
   unsigned shift_ = 0;

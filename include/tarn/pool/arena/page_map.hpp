@@ -8,12 +8,12 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
+#include <utility>
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/core/zeroed_array.hpp"
 #include "tarn/pool/arena/range.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -43,27 +43,20 @@ class page_map {
  public:
   page_map() noexcept = default;
   page_map& operator=(page_map&&) = delete;
-  ~page_map() {
-    (std::free)(table_);
-    (std::free)(parts_);
-  }
 
   /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
   void set_up(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
     handles_.resize(1);
-    // One table of an open map: the other one is there, too.
-    if (parts_ == nullptr)
-      parts_ = static_cast<std::atomic<part_ref>*>(std::calloc(bytes / granularity, sizeof(part_ref)));
-    if (parts_ == nullptr) throw std::bad_alloc();
-    table_ = static_cast<handle_ref*>(std::calloc(home_bytes / granularity, sizeof(handle_ref)));
-    if (table_ == nullptr) throw std::bad_alloc();
+    zeroed_array<std::atomic<part_ref>> parts(bytes / granularity);
+    table_ = zeroed_array<handle_ref>(home_bytes / granularity);
+    parts_ = std::move(parts);
     base_ = base;
     home_bytes_ = home_bytes;
     bytes_ = bytes;
     granularity_ = granularity;
     shift_ = static_cast<unsigned>(std::countr_zero(granularity));
   }
-  [[nodiscard]] bool is_set_up() const noexcept { return table_ != nullptr; }
+  [[nodiscard]] bool is_set_up() const noexcept { return static_cast<bool>(table_); }
 
   /// The handle at a home address, 0 if none.
   [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
@@ -147,8 +140,8 @@ class page_map {
     for (std::size_t g = 0; g < handles_[h].bytes >> shift_; ++g) table_[first + g] = value;
   }
 
-  handle_ref* table_ = nullptr;             ///< one entry per granule of the home addresses
-  std::atomic<part_ref>* parts_ = nullptr;  ///< one entry per granule of all addresses
+  zeroed_array<handle_ref> table_;             ///< one entry per granule of the home addresses
+  zeroed_array<std::atomic<part_ref>> parts_;  ///< one entry per granule of all addresses
   sequence<physical> handles_;
   std::uintptr_t base_ = 0;
   std::size_t home_bytes_ = 0;
