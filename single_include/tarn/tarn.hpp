@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_06616802
+#define TARN_NAMESPACE tarn::inline v0_2_0_bfd7114a
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -9046,6 +9046,11 @@ class erased_pool {
   virtual void record_stream(void*, std::size_t, stream_ref, source_location) = 0;
   virtual std::size_t trim(std::size_t, source_location) = 0;
   [[nodiscard]] virtual bool owns(void const*) const noexcept = 0;
+  [[nodiscard]] virtual std::size_t block_bytes(std::size_t, std::size_t) noexcept = 0;
+  [[nodiscard]] virtual void* block_address(void*) noexcept = 0;
+  [[nodiscard]] virtual bool is_asleep() noexcept = 0;
+  virtual void observe_deferred(deferred_observer&) = 0;
+  virtual void end_observation(deferred_observer&) = 0;
   [[nodiscard]] virtual std::size_t largest_free_range() const = 0;
   [[nodiscard]] virtual char const* allocator_backend() const = 0;
   [[nodiscard]] virtual Driver const& driver() const noexcept = 0;
@@ -9094,6 +9099,17 @@ class erased_pool_of final : public erased_pool<typename Resource::driver_type> 
     return memory_.trim(keep_bytes, where);
   }
   [[nodiscard]] bool owns(void const* p) const noexcept override { return memory_.owns(p); }
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept override {
+    return block_bytes_of(memory_, bytes, alignment);
+  }
+  [[nodiscard]] void* block_address(void* p) noexcept override { return block_address_of(memory_, p); }
+  [[nodiscard]] bool is_asleep() noexcept override { return sleeps(memory_); }
+  void observe_deferred(deferred_observer& observer) override {
+    nearest(memory_, pool_call::observe_deferred{observer});
+  }
+  void end_observation(deferred_observer& observer) override {
+    nearest(memory_, pool_call::end_observation{observer});
+  }
   [[nodiscard]] std::size_t largest_free_range() const override { return memory_.largest_free_range(); }
   [[nodiscard]] char const* allocator_backend() const override {
     return nearest(memory_, pool_call::allocator_backend{});
@@ -9126,11 +9142,12 @@ struct statistics_call {
 
 /// A pool with statistics, on this driver, whose memory has these properties.
 template <class Layer, class Driver, class... Properties>
-concept erasable =
-    std::same_as<typename Layer::driver_type, Driver> &&
-    (Layer::properties::template has<Properties> && ...) &&
-    reachable<shared_resource<Layer>, pool_call::record_stream> &&
-    reachable<shared_resource<Layer>, pool_call::state> && reachable<shared_resource<Layer>, statistics_call>;
+concept erasable = std::same_as<typename Layer::driver_type, Driver> &&
+                   (Layer::properties::template has<Properties> && ...) &&
+                   reachable<shared_resource<Layer>, pool_call::record_stream> &&
+                   reachable<shared_resource<Layer>, pool_call::state> &&
+                   reachable<shared_resource<Layer>, pool_call::observe_deferred> &&
+                   reachable<shared_resource<Layer>, statistics_call>;
 
 }  // namespace detail
 
@@ -9210,6 +9227,17 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
   [[nodiscard]] std::size_t largest_free_range() const { return pool_->largest_free_range(); }
   [[nodiscard]] Driver const& driver() const noexcept { return pool_->driver(); }
   [[nodiscard]] device_id device() const noexcept { return driver().device(); }
+
+  // What layers over this handle ask.
+
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes,
+                                        std::size_t alignment = default_alignment) const noexcept {
+    return pool_->block_bytes(bytes, alignment);
+  }
+  [[nodiscard]] void* block_address(void* p) const noexcept { return pool_->block_address(p); }
+  [[nodiscard]] bool is_asleep() const noexcept { return pool_->is_asleep(); }
+  void observe_deferred(detail::deferred_observer& observer) const { pool_->observe_deferred(observer); }
+  void end_observation(detail::deferred_observer& observer) const { pool_->end_observation(observer); }
 
   // What the statistics and peak_scope call.
 

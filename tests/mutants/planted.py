@@ -1707,6 +1707,27 @@ PLANTED = {
             "    return memory_.allocate(stream, bytes, alignment);\n",
             finder="tests/policy/any_resource.cpp",
         ),
+        Mutant(
+            "layers over a handle of any type touch memory that sleeps",
+            "policy/any_resource.hpp",
+            "[[nodiscard]] bool is_asleep() noexcept override { return sleeps(memory_); }",
+            "[[nodiscard]] bool is_asleep() noexcept override { return false; }",
+            finder="tests/policy/any_resource.cpp",
+        ),
+        Mutant(
+            "layers over a handle of any type count what is asked, not what is rounded",
+            "policy/any_resource.hpp",
+            "    return block_bytes_of(memory_, bytes, alignment);\n",
+            "    return alignment != 0 ? bytes : 0;\n",
+            finder="tests/policy/any_resource.cpp",
+        ),
+        Mutant(
+            "deferred blocks are not counted through a handle of any type",
+            "policy/any_resource.hpp",
+            "    nearest(memory_, pool_call::observe_deferred{observer});\n",
+            "    (void)observer;\n",
+            finder="tests/policy/any_resource.cpp",
+        ),
     ],
     "a moved-from object is empty": [
         Mutant(

@@ -10,12 +10,15 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "tarn/debug/fenced.hpp"
+#include "tarn/debug/poisoned.hpp"
 #include "tarn/debug/with_history.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/peak_scope.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
+#include "tarn/raii/sleep.hpp"
 #include "tarn/report/memory_stats.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/summary.hpp"
@@ -135,4 +138,35 @@ TEST_CASE("any_resource passes the line of the user's call on to layers and erro
   } catch (out_of_memory const& error) {
     CHECK(error.where().line == static_cast<unsigned>(refused));
   }
+}
+
+TEST_CASE("layers over any_resource count blocks as the pool rounds them, and deferred ones",
+          "[policy][any_resource]") {
+  sim_machine const machine;
+  sim_pool const pool{sim_pages{machine.driver()}};
+  auto const memory = any_sim(pool) | limited{1_MiB} | tracked{};
+  basic_stream const own(machine.driver());
+  basic_stream const other(machine.driver());
+  auto buffer = make_device_buffer<char>(memory, 2049, own);
+  auto const used = nearest(memory, [](auto& layer) -> decltype(layer.used()) { return layer.used(); });
+  CHECK(used == memory_allocated(pool));
+  CHECK(memory_allocated(memory) == memory_allocated(pool));
+  REQUIRE(machine.launch(other, 1'000'000'000).ok());
+  buffer.record_stream(other);
+  buffer.reset();
+  CHECK(memory->statistics().active_bytes[0].current == 2304);
+}
+
+TEST_CASE("layers over any_resource do not touch the memory of a pool that sleeps",
+          "[policy][any_resource][pages]") {
+  sim_machine const machine;
+  sim_pool const pool{sim_pages{machine.driver()}};
+  auto memory = any_sim(pool) | fenced{} | poisoned{};
+  basic_stream const stream(machine.driver());
+  void* const p = memory.allocate(stream, 4_MiB);
+  stream.synchronize();
+  (void)tarn::sleep(pool);
+  memory.deallocate(stream, p, 4_MiB);
+  CHECK(machine.driver().synchronize_device().ok());  // not an access to memory that is not mapped
+  (void)tarn::wake(pool);
 }
