@@ -238,7 +238,6 @@ struct host_pages {
     std::vector<std::thread> others;
     std::size_t from = share;
     try {
-      others.reserve(threads);
       for (; from < bytes; from += share) others.emplace_back(part, from, min_of(from + share, bytes));
     } catch (...) {
       part(from, bytes);  // no further thread could start: this one touches the rest

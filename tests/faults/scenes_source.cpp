@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sources alone: blocks of each kind, with and without a stream, and pages by hand.
 #include <optional>
+#include <utility>
 
 #include "contract/unique_pages.hpp"
 #include "faults/scene_memory.hpp"
@@ -22,6 +23,13 @@ sim_options small_machine() {
   o.backing = sim_backing::address_only;
   return o;
 }
+
+/// Blocks of the host's own pages, which need not be a multiple of 2 MiB.
+template <class Driver>
+struct registered_usual : basic_registered<Driver> {
+  explicit registered_usual(Driver driver)
+      : basic_registered<Driver>(std::move(driver), {.pages = host_page_size::usual}) {}
+};
 
 template <template <class> class Source>
 void blocks(trial& t) {
@@ -81,6 +89,7 @@ constexpr scene all[] = {
     {"cuda_async_pinned", small_machine, blocks<basic_async_pinned>},
     {"pinned_host", small_machine, blocks<basic_pinned>},
     {"registered_host", small_machine, blocks<basic_registered>},
+    {"registered_host_usual", small_machine, blocks<registered_usual>},
     {"managed", small_machine, blocks<basic_managed>},
     {"release_threshold", small_machine, release_threshold},
     {"pages_by_hand", small_machine, pages_by_hand},
