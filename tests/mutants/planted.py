@@ -1691,6 +1691,20 @@ PLANTED = {
             "    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);\n",
             "",
         ),
+        Mutant(
+            "evicted elements are restored to the memory that the buffer was given meanwhile",
+            "transfer/evict_scope.hpp",
+            "    return buffer_type(s.memory, s.count, stream_, s.buffer->alignment());\n",
+            "    return buffer_type(s.buffer->resource(), s.count, stream_, s.buffer->alignment());\n",
+            finder="tests/transfer/evict_scope.cpp",
+        ),
+        Mutant(
+            "a scope allocates from the resource that a buffer does not have",
+            "transfer/evict_scope.hpp",
+            "    if (s.host == nullptr) return buffer_type(s.memory, stream_, s.buffer->alignment());\n",
+            "",
+            finder="tests/transfer/evict_scope.cpp",
+        ),
     ],
     "any_resource is the pool that it holds": [
         Mutant(
@@ -2014,7 +2028,7 @@ PLANTED = {
         Mutant(
             "evicted elements are restored without ordering the buffer's stream",
             "transfer/evict_scope.hpp",
-            "    (std::get<N>(back).set_stream(std::get<N>(slots_).buffer->stream()), ...);\n",
+            "    (let_wait(std::get<N>(slots_), std::get<N>(back)), ...);\n",
             "",
             finder="tests/transfer/evict_scope.cpp",
         ),

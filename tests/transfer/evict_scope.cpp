@@ -496,3 +496,35 @@ TEST_CASE("evict_scope loses nothing if a driver call does its work and then fai
     }
   }
 }
+
+TEST_CASE("evict_scope restores elements to their own resource, whatever a buffer is given meanwhile",
+          "[raii][evict_scope]") {
+  small_world t{sim_machine{small_world::tight()}};
+  auto const other = basic_pages<faulty_driver>(t.driver) | pooled{} | tracked{};
+  {
+    evict_scope const evicted{t.pinned, t.s, t.first, t.second};
+    t.first = make_device_buffer<int>(other, 10, t.a);
+    t.second.set_stream(t.s);
+    t.second = {};  // without a resource and a stream
+  }
+  CHECK(t.first.resource() == t.memory);
+  CHECK(t.second.resource() == t.memory);
+  CHECK(memory_allocated(other) == 0);
+  CHECK(elements_of<int>(t.first) == t.words);
+  CHECK(elements_of<short>(t.second) == t.halves);
+  CHECK(t.machine.findings().empty());
+}
+
+TEST_CASE("evict_scope leaves a buffer without a resource as it is, and refuses it as the first one",
+          "[raii][evict_scope]") {
+  small_world t{sim_machine{small_world::tight()}};
+  decltype(t.first) none;
+  CHECK_THROWS_AS((evict_scope{t.pinned, t.s, none, t.first}), misuse);
+  CHECK(t.intact());
+  {
+    evict_scope evicted{t.pinned, t.s, t.first, none};
+    evicted.bring_back();
+  }
+  CHECK(t.intact());
+  CHECK(none.empty());
+}

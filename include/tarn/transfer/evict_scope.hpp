@@ -73,13 +73,15 @@ class evict_scope {
   using handler = std::function<void(lost_elements const&)>;
 
   /// Moves the elements to the host. @param stream  a stream of the buffers' device
-  /// @throws misuse         (capture) `stream` or a buffer's own is being captured into a graph
+  /// @throws misuse         (capture) `stream` or a buffer's own is being captured into a graph;
+  /// (no_resource) the first buffer has none
   /// @throws out_of_memory  the host has too little memory for all of them; nothing has changed
   /// @throws cuda_error     nothing has changed
   evict_scope(Pinned pinned, detail::stream_at stream, Buffers&... buffers)
       : pinned_(std::move(pinned)),
-        slots_(slot<Buffers>{&buffers, nullptr, 0}...),
-        stream_(identified(driver(), stream.stream, stream.where)) {
+        slots_(slot<Buffers>{&buffers, buffers.resource(), nullptr, 0}...),
+        stream_(identified(detail::required(std::get<0>(slots_).memory, stream.where), stream.stream,
+                           stream.where)) {
     detail::called_from(stream.where, [&] { evict(buffers...); });
     (detail::free_block_on(buffers, stream_), ...);
   }
@@ -144,6 +146,7 @@ class evict_scope {
     using buffer_type = Buffer;
     using element = typename Buffer::value_type;
     Buffer* buffer;
+    typename Buffer::resource_type memory;  ///< of the elements; the buffer may be given another one
     void* host;
     std::size_t count;
     [[nodiscard]] element* data() const noexcept { return static_cast<element*>(host); }
@@ -183,7 +186,7 @@ class evict_scope {
 
   /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any
   /// device.
-  [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).buffer->resource().driver(); }
+  [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).memory.driver(); }
   template <class Slot>
   [[nodiscard]] void* host_memory_for(Slot const& s) {
     return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
@@ -210,7 +213,7 @@ class evict_scope {
       each([&](auto& s) {
         using element = typename std::remove_reference_t<decltype(s)>::element;
         if (s.host == nullptr) return;
-        tarn::copy(s.buffer->resource().driver(), std::span<element const>(s.buffer->span()),
+        tarn::copy(s.memory.driver(), std::span<element const>(s.buffer->span()),
                    std::span<element>(s.data(), s.count), stream_);
       });
       detail::must_succeed(driver(), driver().record_event(copied_, stream_));
@@ -226,17 +229,22 @@ class evict_scope {
   void bring_all(std::index_sequence<N...>) {
     std::tuple<Buffers...> back(block_for(std::get<N>(slots_))...);
     (copy_in(std::get<N>(slots_), std::get<N>(back)), ...);
-    (std::get<N>(back).set_stream(std::get<N>(slots_).buffer->stream()), ...);
+    (let_wait(std::get<N>(slots_), std::get<N>(back)), ...);
     (put_back(std::get<N>(slots_), std::get<N>(back)), ...);
   }
   template <class Slot>
   [[nodiscard]] auto block_for(Slot const& s) const {
-    std::size_t const count = s.host != nullptr ? s.count : 0;
-    return typename Slot::buffer_type(s.buffer->resource(), count, stream_, s.buffer->alignment());
+    using buffer_type = typename Slot::buffer_type;
+    if (s.host == nullptr) return buffer_type(s.memory, stream_, s.buffer->alignment());
+    return buffer_type(s.memory, s.count, stream_, s.buffer->alignment());
   }
   template <class Slot, class Buffer>
   void copy_in(Slot const& s, Buffer& b) {
     if (s.host != nullptr) b.copy_from(std::span<typename Slot::element const>(s.data(), s.count));
+  }
+  template <class Slot, class Buffer>
+  void let_wait(Slot const& s, Buffer& b) {
+    if (s.host != nullptr) b.set_stream(s.buffer->stream());
   }
   template <class Slot, class Buffer>
   void put_back(Slot& s, Buffer& b) noexcept {
@@ -249,8 +257,7 @@ class evict_scope {
   [[nodiscard]] bool clear_caches() {
     std::size_t given = 0;
     each([&](auto& s) {
-      typename std::remove_reference_t<decltype(s)>::buffer_type::resource_type memory = s.buffer->resource();
-      given += detail::nearest_or(memory, pool_call::trim{}, std::size_t{});
+      if (s.host != nullptr) given += detail::nearest_or(s.memory, pool_call::trim{}, std::size_t{});
     });
     return given != 0;
   }
