@@ -734,15 +734,15 @@ template <class T, std::size_t N, class Memory, class Pinned>
                                    source_location where = source_location::current()) {
   return detail::called_from(where, [&] {
     return batch_collector<std::remove_const_t<T>, Pinned, typename Memory::driver_type>(
-        from, options, memory.driver(), stream, std::move(pinned), where);
+        from, options, detail::required(memory, where).driver(), stream, std::move(pinned), where);
   });
 }
 template <class T, std::size_t N, class Memory>
   requires resource<Memory>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
                                    stream_ref stream, source_location where = source_location::current()) {
-  return collect_batches(from, options, memory, stream,
-                         basic_pinned<typename Memory::driver_type>(memory.driver()), where);
+  basic_pinned<typename Memory::driver_type> pinned(detail::required(memory, where).driver());
+  return collect_batches(from, options, memory, stream, std::move(pinned), where);
 }
 template <class T, class Memory>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
@@ -1314,13 +1314,13 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
 /// for the streams of both buffers; these wait for the conversion, so either buffer may be changed or
 /// destroyed at once. If all three are the same stream, no event is used.
 /// @throws length_error, cuda_error
-/// @throws misuse  of kind `wrong_device`
+/// @throws misuse  of kind `wrong_device`; `no_resource`: one of them was default-constructed
 template <element From, class FromResource, element To, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to,
              stream_ref stream, source_location where = source_location::current()) {
-  auto const& driver = to.resource().driver();
-  auto const& theirs = from.resource().driver();
+  auto const& driver = detail::required(to.resource(), where).driver();
+  auto const& theirs = detail::required(from.resource(), where).driver();
   if constexpr (detail::is_devices_own<FromResource> && detail::is_devices_own<ToResource>) {
     if (theirs.device() != driver.device()) {
       detail::refuse_devices(from.data(), theirs.device(), driver.device(), where);
@@ -1343,7 +1343,8 @@ template <element From, class FromResource, element To, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to,
              source_location where = source_location::current()) {
-  bool const apart = from.resource().driver().device() != to.resource().driver().device();
+  bool const apart =
+      detail::required(from.resource(), where).device() != detail::required(to.resource(), where).device();
   tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream(), where);
 }
 

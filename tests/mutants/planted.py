@@ -1705,6 +1705,13 @@ PLANTED = {
             "",
             finder="tests/transfer/evict_scope.cpp",
         ),
+        Mutant(
+            "a conversion asks a buffer without a resource for its driver",
+            "transfer/convert.hpp",
+            "detail::required(from.resource(), where).driver();\n",
+            "from.resource().driver();\n",
+            finder="tests/transfer/convert.cpp",
+        ),
     ],
     "any_resource is the pool that it holds": [
         Mutant(

@@ -313,3 +313,18 @@ TEST_CASE("convert synchronizes the host if a buffer's stream cannot be made to 
   }
   plan.reset();
 }
+
+TEST_CASE("convert and converted refuse buffers without a resource", "[raii][convert]") {
+  sim_machine const machine;
+  sim_pool const pool{sim_pages{machine.driver()}};
+  basic_stream const stream(machine.driver());
+  device_buffer<float, sim_pool> none;
+  device_buffer<float16, sim_pool> no_halves;
+  device_buffer<float, sim_pool> empty(pool, stream);
+  device_buffer<float16, sim_pool> no_elements(pool, stream);
+  CHECK_THROWS_AS(convert(none, no_halves), misuse);
+  CHECK_THROWS_AS(convert(none, no_elements), misuse);
+  CHECK_THROWS_AS(convert(none, no_elements, stream), misuse);
+  CHECK_THROWS_AS(convert(empty, no_halves, stream), misuse);
+  CHECK_THROWS_AS(converted<float16>(none), misuse);
+}

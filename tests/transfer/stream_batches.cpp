@@ -535,3 +535,11 @@ TEST_CASE("stream_batches throws a typed error and leaks nothing, whichever driv
   }
   CHECK(typed > 200);
 }
+
+TEST_CASE("collect_batches refuses a buffer without a resource", "[raii][collect_batches]") {
+  bench const b;
+  basic_stream const stream(b.driver());
+  device_buffer<int, sim_pool> const none;
+  CHECK_THROWS_AS(collect_batches(none, {}, stream), misuse);
+  CHECK_THROWS_AS(collect_batches(none, {}, stream, b.pinned()), misuse);
+}

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/raii/device_buffer.hpp"
@@ -109,15 +110,15 @@ template <class T, std::size_t N, class Memory, class Pinned>
                                    source_location where = source_location::current()) {
   return detail::called_from(where, [&] {
     return batch_collector<std::remove_const_t<T>, Pinned, typename Memory::driver_type>(
-        from, options, memory.driver(), stream, std::move(pinned), where);
+        from, options, detail::required(memory, where).driver(), stream, std::move(pinned), where);
   });
 }
 template <class T, std::size_t N, class Memory>
   requires resource<Memory>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
                                    stream_ref stream, source_location where = source_location::current()) {
-  return collect_batches(from, options, memory, stream,
-                         basic_pinned<typename Memory::driver_type>(memory.driver()), where);
+  basic_pinned<typename Memory::driver_type> pinned(detail::required(memory, where).driver());
+  return collect_batches(from, options, memory, stream, std::move(pinned), where);
 }
 template <class T, class Memory>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,

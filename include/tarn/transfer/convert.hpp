@@ -11,6 +11,7 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/element.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/driver/no_driver.hpp"
 #include "tarn/raii/copy.hpp"
@@ -69,13 +70,13 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
 /// for the streams of both buffers; these wait for the conversion, so either buffer may be changed or
 /// destroyed at once. If all three are the same stream, no event is used.
 /// @throws length_error, cuda_error
-/// @throws misuse  of kind `wrong_device`
+/// @throws misuse  of kind `wrong_device`; `no_resource`: one of them was default-constructed
 template <element From, class FromResource, element To, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to,
              stream_ref stream, source_location where = source_location::current()) {
-  auto const& driver = to.resource().driver();
-  auto const& theirs = from.resource().driver();
+  auto const& driver = detail::required(to.resource(), where).driver();
+  auto const& theirs = detail::required(from.resource(), where).driver();
   if constexpr (detail::is_devices_own<FromResource> && detail::is_devices_own<ToResource>) {
     if (theirs.device() != driver.device()) {
       detail::refuse_devices(from.data(), theirs.device(), driver.device(), where);
@@ -98,7 +99,8 @@ template <element From, class FromResource, element To, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void convert(device_buffer<From, FromResource> const& from, device_buffer<To, ToResource>& to,
              source_location where = source_location::current()) {
-  bool const apart = from.resource().driver().device() != to.resource().driver().device();
+  bool const apart =
+      detail::required(from.resource(), where).device() != detail::required(to.resource(), where).device();
   tarn::convert(from, to, apart && !detail::is_devices_own<ToResource> ? from.stream() : to.stream(), where);
 }
 
