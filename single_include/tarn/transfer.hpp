@@ -525,7 +525,7 @@ namespace TARN_NAMESPACE::detail {
 template <stream_driver Driver>
 class copy_stream {
  public:
-  /// @param user  the stream of the other work; must not be capturing
+  /// @param user  the stream of the other work, of any device; must not be capturing
   /// @param where  the user's call, which errors name
   /// @throws misuse  `user` is being captured; cuda_error
   copy_stream(Driver const& driver, stream_ref user, std::size_t events, source_location where)
@@ -548,7 +548,7 @@ class copy_stream {
   /// Records an event behind the copies so far.
   void mark(std::size_t event) { must_succeed(driver_.record_event(events_[event], stream_)); }
   /// Records an event behind the user's work so far.
-  void mark_user(std::size_t event) { must_succeed(driver_.record_event(events_[event], user_)); }
+  void mark_user(std::size_t event) { must_succeed(record_in_order(driver_, events_[event], user_)); }
   /// Makes later copies wait for an event recorded on the user's stream.
   void wait_for(std::size_t event) { must_succeed(driver_.wait_event(stream_, events_[event])); }
   /// Makes the user's later work wait for an event.

@@ -1712,6 +1712,13 @@ PLANTED = {
             "from.resource().driver();\n",
             finder="tests/transfer/convert.cpp",
         ),
+        Mutant(
+            "an event of a batch is recorded only on a stream of the memory's device",
+            "transfer/copy_stream.hpp",
+            "must_succeed(record_in_order(driver_, events_[event], user_));",
+            "must_succeed(driver_.record_event(events_[event], user_));",
+            finder="tests/raii/other_device.cpp",
+        ),
     ],
     "any_resource is the pool that it holds": [
         Mutant(

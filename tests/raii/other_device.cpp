@@ -27,8 +27,10 @@
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/source/sim_sources.hpp"
+#include "tarn/transfer/collect_batches.hpp"
 #include "tarn/transfer/free_on.hpp"
 #include "tarn/transfer/scratch.hpp"
+#include "tarn/transfer/stream_batches.hpp"
 
 using namespace tarn;
 
@@ -214,6 +216,33 @@ TEMPLATE_TEST_CASE("pages shared with another device are an ordinary pool's on i
   run(poisoned{});
   run(fenced{});
   run(checked{.quarantine_blocks = 0});
+  CHECK(t.machine.findings().empty());
+}
+
+TEMPLATE_TEST_CASE("batches are streamed and collected for work on a stream of another device",
+                   "[raii][other_device][stream][stream_batches][pages]", sim_driver, sim_marking_driver) {
+  two_devices<TestType> t;
+  auto pinned = basic_pinned<TestType>{t.first} | pooled{};
+  basic_stream<TestType> const there{t.other};
+  std::vector<int> source(n);
+  for (std::size_t i = 0; i < n; ++i) source[i] = static_cast<int>(i);
+  auto const run = [&](auto memory) {
+    auto const target = make_device_buffer<int>(memory, n, there);
+    for (auto batch : stream_batches(source, {.batch_bytes = n}, memory, there, pinned)) {
+      int* const to = const_cast<int*>(target.data()) + batch.offset();
+      (void)t.other.launch(there, 1'000'000);
+      (void)t.other.launch(there, 1000,
+                           {sim_reads(batch.data(), batch.bytes()), sim_writes(to, batch.bytes())},
+                           [=] { std::memcpy(to, batch.data(), batch.bytes()); });
+    }
+    std::vector<int> result;
+    for (auto batch : collect_batches(target, {.batch_bytes = n}, there, pinned))
+      result.insert(result.end(), batch.begin(), batch.end());
+    CHECK(result == source);
+  };
+  run(basic_pages<TestType>{t.first} | accessible_from{device_id{1}} | pooled{});
+  run(basic_managed<TestType>{t.first} | pooled{});
+  (void)t.other.synchronize_device();
   CHECK(t.machine.findings().empty());
 }
 
