@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_1c5cf824
+#define TARN_NAMESPACE tarn::inline v0_2_0_b75bb9df
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -23014,7 +23014,8 @@ struct traced {
 /// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address that is
 /// freed and handed out again is never live twice in the trace. One mutex around the record, none around the
 /// upstream. Costs a hash lookup and a buffered write per call; write errors are reported once on standard
-/// error and end the recording, never the program. Up to 65,533 streams besides the default one have numbers
+/// error and end the recording, never the program. fork() writes what is buffered; the child records nothing.
+/// Up to 65,533 streams besides the default one have numbers
 /// of their own; further ones share one number, so that every trace can be replayed.
 template <class Upstream>
 class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
@@ -23034,7 +23035,12 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   }
   ~traced_layer() {
     (void)flush();
-    if (file_ != nullptr && owned_ && std::fclose(detail::exchange(file_, nullptr)) != 0) complain();
+    std::FILE* file = nullptr;
+    {
+      detail::scoped_lock const guard(mutex_);  // another thread may fork
+      file = detail::exchange(file_, nullptr);
+    }
+    if (file != nullptr && owned_ && std::fclose(file) != 0) complain();
   }
 
   void* around_allocate(request const& r, auto const& next) {
@@ -23138,6 +23144,20 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     file_ = nullptr;
   }
 
+  /// A child has copies of the buffer and of the place in the file. Does not wait for another user of the
+  /// file.
+  static bool write_before_fork(void* self) noexcept {
+    std::FILE* const file = static_cast<traced_layer*>(self)->file_;
+    if (file == nullptr) return true;
+    if (::ftrylockfile(file) != 0) return false;
+    (void)std::fflush(file);
+    ::funlockfile(file);
+    return true;
+  }
+  static void end_in_child(void* self, detail::fork_side side) noexcept {
+    if (side == detail::fork_side::child) static_cast<traced_layer*>(self)->file_ = nullptr;
+  }
+
   detail::fork_mutex mutex_;
   std::FILE* file_;
   bool owned_;
@@ -23145,6 +23165,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   std::uint64_t next_id_ = 1;
   detail::address_map<std::uint64_t> live_;     ///< the id of each live block
   detail::address_map<std::uint32_t> streams_;  ///< the number of each stream except the default one
+  detail::at_fork member_{this, &write_before_fork, &end_in_child};
 };
 
 }  // namespace TARN_NAMESPACE

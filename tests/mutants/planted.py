@@ -1629,6 +1629,20 @@ PLANTED = {
             finder="tests/report/take_snapshot.cpp",
         ),
         Mutant(
+            "a forked child writes what its parent has buffered for a trace",
+            "policy/traced.hpp",
+            "    (void)std::fflush(file);\n",
+            "",
+            finder="tests/policy/traced.cpp",
+        ),
+        Mutant(
+            "a forked child records its calls in the trace of its parent",
+            "policy/traced.hpp",
+            "if (side == detail::fork_side::child) static_cast<traced_layer*>(self)->file_ = nullptr;",
+            "(void)self, (void)side;",
+            finder="tests/policy/traced.cpp",
+        ),
+        Mutant(
             "a trace has an address live twice after a free below",
             "policy/traced.hpp",
             "    begin(address, bytes, stream);  // handed out again",

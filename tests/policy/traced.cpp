@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 #include "contract/resource_contract.hpp"
 #include "tarn/debug/fenced.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -253,4 +254,19 @@ TEST_CASE("recorded gives streams beyond the format's last number that number", 
   }
   CHECK(wrong == 0);
   CHECK(numbers.back() == 1);
+}
+
+TEST_CASE("recorded writes each event once, also if the program forks", "[policy][traced][fork]") {
+  scratch const s;
+  auto memory = host_memory{} | traced(s.file);
+  void* const p = memory.allocate({}, 10);
+  CHECK(child_of([&] {
+          memory.deallocate({}, p, 10);  // of the child's copy
+          return std::fflush(s.file) == 0;
+        }) == 0);
+  memory.deallocate({}, p, 10);
+  CHECK(memory->flush());
+  auto const events = s.events();
+  REQUIRE(events.size() == 2);
+  CHECK((events[0].kind == trace_event_kind::allocate && events[1].kind == trace_event_kind::free));
 }

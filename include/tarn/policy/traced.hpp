@@ -141,7 +141,8 @@ struct traced {
 /// Writes `a id bytes stream` with requested bytes and `f id`, in an order that happened: an address that is
 /// freed and handed out again is never live twice in the trace. One mutex around the record, none around the
 /// upstream. Costs a hash lookup and a buffered write per call; write errors are reported once on standard
-/// error and end the recording, never the program. Up to 65,533 streams besides the default one have numbers
+/// error and end the recording, never the program. fork() writes what is buffered; the child records nothing.
+/// Up to 65,533 streams besides the default one have numbers
 /// of their own; further ones share one number, so that every trace can be replayed.
 template <class Upstream>
 class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
@@ -161,7 +162,12 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   }
   ~traced_layer() {
     (void)flush();
-    if (file_ != nullptr && owned_ && std::fclose(detail::exchange(file_, nullptr)) != 0) complain();
+    std::FILE* file = nullptr;
+    {
+      detail::scoped_lock const guard(mutex_);  // another thread may fork
+      file = detail::exchange(file_, nullptr);
+    }
+    if (file != nullptr && owned_ && std::fclose(file) != 0) complain();
   }
 
   void* around_allocate(request const& r, auto const& next) {
@@ -265,6 +271,20 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     file_ = nullptr;
   }
 
+  /// A child has copies of the buffer and of the place in the file. Does not wait for another user of the
+  /// file.
+  static bool write_before_fork(void* self) noexcept {
+    std::FILE* const file = static_cast<traced_layer*>(self)->file_;
+    if (file == nullptr) return true;
+    if (::ftrylockfile(file) != 0) return false;
+    (void)std::fflush(file);
+    ::funlockfile(file);
+    return true;
+  }
+  static void end_in_child(void* self, detail::fork_side side) noexcept {
+    if (side == detail::fork_side::child) static_cast<traced_layer*>(self)->file_ = nullptr;
+  }
+
   detail::fork_mutex mutex_;
   std::FILE* file_;
   bool owned_;
@@ -272,6 +292,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   std::uint64_t next_id_ = 1;
   detail::address_map<std::uint64_t> live_;     ///< the id of each live block
   detail::address_map<std::uint32_t> streams_;  ///< the number of each stream except the default one
+  detail::at_fork member_{this, &write_before_fork, &end_in_child};
 };
 
 }  // namespace TARN_NAMESPACE
