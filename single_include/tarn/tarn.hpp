@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_b75bb9df
+#define TARN_NAMESPACE tarn::inline v0_2_0_e27bf557
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -2657,6 +2657,26 @@ status wait_past_captures(Driver const& driver) noexcept {
   }
   return s;
 }
+/// Waits on the host for the work of a stream on which a block is freed; it may be destroyed. A default
+/// stream of memory that the host can access is that of each device in use. Does not wait while the stream is
+/// captured, and returns a capture's refusal then and where a capture forbids to wait.
+template <stream_driver Driver>
+[[nodiscard]] status wait_for_last_use(Driver const& driver, stream_ref stream,
+                                       default_streams which) noexcept {
+  if (life_of(driver, stream) != stream_life::alive) return wait_past_captures(driver);
+  auto const wait = [](Driver const& there, stream_ref on) noexcept {
+    return is_capturing(there, on) ? refused_for_capture("synchronize_stream") : there.synchronize_stream(on);
+  };
+  if (which != default_streams::of_current_device || !is_default_stream(stream)) return wait(driver, stream);
+  if constexpr (multi_device_driver<Driver>) driver.devices_of_streams().use(driver.named_device());
+  status result;
+  for_each_device_in_use(driver, [&](Driver const& there) {
+    bool const own = there.device() == device_of(driver, stream);
+    status const s = wait(there, own ? stream : stream_ref::from(stream.handle()));
+    if (result.ok() || s.kind == failure::unloading) result = s;
+  });
+  return result;
+}
 /// Orders later work of `later` after the work on a stream that may be destroyed: after all work of each
 /// device in use. Waits on the host if the driver cannot mark that work. Fails if a capture forbids it.
 template <stream_driver Driver>
@@ -2691,6 +2711,7 @@ template <stream_driver Driver>
 // Kinds with a member `options` have const members instead. Optional members:
 //   static constexpr char const* backend = "...";   what allocator_backend() returns
 //   static constexpr std::size_t block_alignment = ...;   what each block has, or honours; without it, default_alignment
+//   static constexpr bool gives_at_once = true;   give() does not wait for work that uses the block, as cudaFree does
 //   static char const* refusal(D const&) noexcept;  why the device has no such memory, null if it has: asked in the constructor
 
 #include <concepts>
@@ -3549,6 +3570,7 @@ class block_source {
   static constexpr bool may_be_missing = requires(D const& driver) {
     { Calls::refusal(driver) } noexcept -> std::same_as<char const*>;
   };
+  static constexpr bool gives_at_once = requires { requires Calls::gives_at_once; };
 
  public:
   using driver_type = D;
@@ -3603,7 +3625,8 @@ class block_source {
   }
   /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit
   /// after the driver has unloaded. While `stream` is being captured into a graph it does not wait, since
-  /// that would end the capture: the graph must not use the block.
+  /// that would end the capture: the graph must not use the block. Where a capture forbids to wait and the
+  /// driver's own call does not wait either, as to unregister memory, the block is never given back.
   void deallocate(stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
@@ -3615,7 +3638,10 @@ class block_source {
         (void)calls_.give_lost(driver_, p, taken, alignment);
       }
     } else {
-      if (!wait_for(stream)) return;
+      status const waited =
+          detail::wait_for_last_use(driver_, stream, detail::default_streams_of<block_source>());
+      if (waited.kind == failure::unloading) return;
+      if (gives_at_once && detail::is_capture_error(waited)) return;
       (void)calls_.give(driver_, p, taken, alignment);
     }
   }
@@ -3735,29 +3761,6 @@ class block_source {
   [[nodiscard]] bool is_elsewhere(stream_ref stream) const noexcept {
     return detail::driver_of(driver_, stream).device() != driver_.device();
   }
-  /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to
-  /// free.
-  [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
-    if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
-      return detail::wait_past_captures(driver_).kind != failure::unloading;
-    }
-    bool const of_any_device =
-        has_property<block_source, host_accessible> && detail::is_default_stream(stream);
-    if (!of_any_device) return wait_for(driver_, stream);
-    bool loaded = true;
-    if constexpr (detail::multi_device_driver<D>) driver_.devices_of_streams().use(driver_.named_device());
-    detail::for_each_device_in_use(driver_, [&](D const& there) {
-      bool const own = there.device() == detail::device_of(driver_, stream);
-      loaded = wait_for(there, own ? stream : stream_ref::from(stream.handle())) && loaded;
-    });
-    return loaded;
-  }
-  [[nodiscard]] static bool wait_for(D const& driver, stream_ref stream) noexcept {
-    bool capturing = false;
-    (void)driver.is_capturing(stream, capturing);
-    return capturing || driver.synchronize_stream(stream).kind != failure::unloading;
-  }
-
   D driver_;
   [[no_unique_address]] Calls calls_{};
 };

@@ -306,6 +306,7 @@ struct registered_calls {
   using properties = property_set<device_accessible, host_accessible>;
   static constexpr char const* backend = "cudaHostRegister";
   static constexpr std::size_t block_alignment = max_alignment;
+  static constexpr bool gives_at_once = true;
   registered_options options;
 
   template <registering_driver D>

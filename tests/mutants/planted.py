@@ -426,9 +426,9 @@ PLANTED = {
         ),
         Mutant(
             "a bare source waits for one device's default stream",
-            "source/block_source.hpp",
-            "has_property<block_source, host_accessible> && detail::is_default_stream(stream);",
-            "has_property<block_source, host_accessible> && stream.handle() == this;",
+            "driver/all_work.hpp",
+            "if (which != default_streams::of_current_device || !is_default_stream(stream)) return",
+            "if (which != default_streams::of_current_device || stream.handle() == nullptr) return",
             finder="tests/raii/other_device.cpp",
         ),
         Mutant(
@@ -2008,6 +2008,13 @@ PLANTED = {
             "align_up(bytes + shift, 4_KiB);",
             finder="tests/core/large_pages/host_page.cpp",
             more=(("granularity : host_page_bytes();", "granularity : 4_KiB;"),),
+        ),
+        Mutant(
+            "memory that work may still use is unregistered if a capture forbids to wait",
+            "source/block_source.hpp",
+            "      if (gives_at_once && detail::is_capture_error(waited)) return;\n",
+            "",
+            finder="tests/source/registered_host.cpp",
         ),
     ],
     "moved elements keep their values and their order": [

@@ -185,6 +185,38 @@ TEST_CASE("registered_host unmaps and refuses memory that the driver does not re
   CHECK(machine.leaks().total() == 0);
 }
 
+TEST_CASE("registered_host keeps memory that work uses, if a capture forbids to wait for that work",
+          "[source][registered_host][stream]") {
+  sim_options options;
+  options.checks = sim_checks::stream_order;
+  options.backing = sim_backing::host_backed;
+  sim_machine const machine(options);
+  sim_driver const driver = machine.driver();
+  sim_registered_host memory(driver);
+  void* const p = memory.allocate_sync(2_MiB);
+  stream_ref captured;
+  REQUIRE(machine.create_blocking_stream(device_id{0}, captured).ok());
+  stream_ref user = default_stream(driver);  // which waits for blocking streams
+  bool const is_destroyed = GENERATE(false, true);
+  if (is_destroyed) {
+    REQUIRE(driver.create_stream(user).ok());
+    user = identified(driver, user);
+  }
+  REQUIRE(driver.launch(user, 1'000'000'000).ok());
+  REQUIRE(driver.launch(user, 1000, {sim_reads(p, 2_MiB)}, [] {}).ok());
+  REQUIRE(driver.begin_capture(captured).ok());
+  if (is_destroyed) {
+    REQUIRE(driver.destroy_stream(user).ok());
+  }
+  memory.deallocate(user, p, 2_MiB);
+  sim_graph graph;
+  (void)driver.end_capture(captured, graph);
+  CHECK(driver.synchronize_device().ok());  // not an access to memory that is not registered
+  CHECK(is_mapped(p));
+  CHECK(machine.findings().empty());
+  memory.deallocate_sync(p, 2_MiB);
+}
+
 TEST_CASE("registered_host sources compare equal if each may free the other's blocks",
           "[source][registered_host]") {
   sim_machine const machine;

@@ -117,6 +117,26 @@ status wait_past_captures(Driver const& driver) noexcept {
   }
   return s;
 }
+/// Waits on the host for the work of a stream on which a block is freed; it may be destroyed. A default
+/// stream of memory that the host can access is that of each device in use. Does not wait while the stream is
+/// captured, and returns a capture's refusal then and where a capture forbids to wait.
+template <stream_driver Driver>
+[[nodiscard]] status wait_for_last_use(Driver const& driver, stream_ref stream,
+                                       default_streams which) noexcept {
+  if (life_of(driver, stream) != stream_life::alive) return wait_past_captures(driver);
+  auto const wait = [](Driver const& there, stream_ref on) noexcept {
+    return is_capturing(there, on) ? refused_for_capture("synchronize_stream") : there.synchronize_stream(on);
+  };
+  if (which != default_streams::of_current_device || !is_default_stream(stream)) return wait(driver, stream);
+  if constexpr (multi_device_driver<Driver>) driver.devices_of_streams().use(driver.named_device());
+  status result;
+  for_each_device_in_use(driver, [&](Driver const& there) {
+    bool const own = there.device() == device_of(driver, stream);
+    status const s = wait(there, own ? stream : stream_ref::from(stream.handle()));
+    if (result.ok() || s.kind == failure::unloading) result = s;
+  });
+  return result;
+}
 /// Orders later work of `later` after the work on a stream that may be destroyed: after all work of each
 /// device in use. Waits on the host if the driver cannot mark that work. Fails if a capture forbids it.
 template <stream_driver Driver>
