@@ -313,7 +313,8 @@ struct cuda_source_of {
 /// handle type. Its CCCL properties describe the memory; the caller supplies the driver of its device.
 ///
 /// A resource that is not stream-ordered is used like cudaMalloc: deallocate waits on the host for the
-/// stream.
+/// stream. While a capture forbids that, the block is never given back. The stream may be destroyed if its
+/// identity is known, see block_source.
 /// @throws out_of_memory  CCCL's resource throws std::bad_alloc or an out-of-memory cuda_error; others pass
 /// through
 template <class CudaResource, stream_driver D = cuda_driver>
@@ -347,14 +348,24 @@ class cuda_source_of<CudaResource, D>::source {
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
     if constexpr (detail::cuda_ordered<CudaResource>) {
-      ::cuda::stream_ref const on{static_cast<cudaStream_t>(stream.handle())};
+      auto const give = [&](stream_ref ordered) {
+        ::cuda::stream_ref const on{static_cast<cudaStream_t>(ordered.handle())};
 #if CCCL_VERSION >= 3001000
-      memory_.deallocate(on, p, bytes, alignment);
+        memory_.deallocate(on, p, bytes, alignment);
 #else
-      memory_.deallocate_async(p, bytes, alignment, on);
+        memory_.deallocate_async(p, bytes, alignment, on);
 #endif
+        return status{};
+      };
+      if (detail::life_of(driver_, stream) == detail::stream_life::alive) {
+        (void)give(stream);
+      } else {
+        (void)detail::free_behind_lost(driver_, give);
+      }
     } else {
-      if (driver_.synchronize_stream(stream).kind != failure::unloading) give_now(p, bytes, alignment);
+      status const waited = detail::wait_for_last_use(driver_, stream, detail::default_streams_of<source>());
+      if (waited.kind != failure::unloading && !detail::is_capture_error(waited))
+        give_now(p, bytes, alignment);
     }
   }
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {

@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_e27bf557
+#define TARN_NAMESPACE tarn::inline v0_2_0_7e8b6a95
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -2686,6 +2686,16 @@ status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
     if (status const s = order_behind_devices(driver, later, mark); s.ok()) return s;
   }
   return wait_for_all_work(driver);
+}
+/// Calls free(stream) with a temporary stream that is ordered behind all work of each device in use: for a
+/// block whose stream may be destroyed. While this thread's capture forbids that, the block stays; so it does
+/// once the driver has unloaded.
+template <stream_driver Driver, class Free>
+status free_behind_lost(Driver const& driver, Free const& free) noexcept {
+  own_stream const own(driver);
+  status s = order_behind_lost(driver, own.get());
+  if (is_capture_error(s)) s = wait_past_captures(driver);
+  return is_capture_error(s) || s.kind == failure::unloading ? s : free(own.get());
 }
 /// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be
 /// destroyed or that of any device, the default stream after waiting for the work on it. Returns false if a
@@ -5535,10 +5545,7 @@ struct async_calls_of {
   /// that, the block stays.
   template <block_driver D>
   static status give_lost(D const& driver, void* p, std::size_t, std::size_t) noexcept {
-    return give_on_own_stream(driver, p, [&](stream_ref own) {
-      status const s = detail::order_behind_lost(driver, own);
-      return detail::is_capture_error(s) ? detail::wait_past_captures(driver) : s;
-    });
+    return detail::free_behind_lost(driver, [&](stream_ref own) { return driver.free_async(p, own); });
   }
 
   // Calls without a stream use a short-lived one, which waits for no stream and for which no stream waits.
@@ -5559,19 +5566,8 @@ struct async_calls_of {
   }
   template <block_driver D>
   static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
-    return give_on_own_stream(driver, p, [](stream_ref) { return status{}; });
-  }
-
- private:
-  template <block_driver D, class Order>
-  static status give_on_own_stream(D const& driver, void* p, Order const& order) noexcept {
-    stream_ref stream;
-    bool const own = driver.create_stream(stream).ok();
-    if (!own) stream = {};  // a wait on the device is better than a leak
-    status s = order(stream);
-    if (!detail::is_capture_error(s)) s = driver.free_async(p, stream);
-    if (own) (void)driver.destroy_stream(stream);
-    return s;
+    detail::own_stream const own(driver);  // a wait on the device is better than a leak
+    return driver.free_async(p, own.get());
   }
 };
 

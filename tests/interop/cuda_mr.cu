@@ -15,7 +15,9 @@
 #include "catch.hpp"
 #include "contract/cuda_device.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/raii/stream.hpp"
 #include "tarn/source/cuda_async.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/host_memory.hpp"
@@ -128,6 +130,72 @@ static_assert(tarn::resource<counting_source>);
 static_assert(tarn::has_property<counting_source, tarn::host_accessible>);
 static_assert(!tarn::has_property<counting_source, tarn::device_accessible>);
 
+/// Memory of the simulated device, not stream-ordered.
+struct simulated_resource {
+  tarn::sim_driver driver;
+  void* take(std::size_t bytes) const {
+    void* p = nullptr;
+    if (!driver.malloc_device(bytes, p).ok()) throw std::bad_alloc();
+    return p;
+  }
+#if CCCL_VERSION >= 3001000
+  void* allocate_sync(std::size_t bytes, std::size_t) { return take(bytes); }
+  void deallocate_sync(void* p, std::size_t, std::size_t) noexcept { (void)driver.free_device(p); }
+#else
+  void* allocate(std::size_t bytes, std::size_t) { return take(bytes); }
+  void deallocate(void* p, std::size_t, std::size_t) noexcept { (void)driver.free_device(p); }
+#endif
+  friend bool operator==(simulated_resource a, simulated_resource b) noexcept { return a.driver == b.driver; }
+  friend bool operator!=(simulated_resource a, simulated_resource b) noexcept { return !(a == b); }
+  friend void get_property(simulated_resource const&, device_tag) noexcept {}
+};
+/// The same, stream-ordered.
+struct simulated_ordered_resource : simulated_resource {
+  void* take_on(cuda::stream_ref stream, std::size_t bytes) const {
+    void* p = nullptr;
+    if (!driver.malloc_async(bytes, tarn::stream_ref(stream.get()), p).ok()) throw std::bad_alloc();
+    return p;
+  }
+  void give_on(cuda::stream_ref stream, void* p) const noexcept {
+    (void)driver.free_async(p, tarn::stream_ref(stream.get()));
+  }
+#if CCCL_VERSION >= 3001000
+  void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t) { return take_on(stream, bytes); }
+  void deallocate(cuda::stream_ref stream, void* p, std::size_t, std::size_t) noexcept { give_on(stream, p); }
+#else
+  void* allocate_async(std::size_t bytes, std::size_t, cuda::stream_ref stream) {
+    return take_on(stream, bytes);
+  }
+  void* allocate_async(std::size_t bytes, cuda::stream_ref stream) { return take_on(stream, bytes); }
+  void deallocate_async(void* p, std::size_t, std::size_t, cuda::stream_ref stream) { give_on(stream, p); }
+  void deallocate_async(void* p, std::size_t, cuda::stream_ref stream) { give_on(stream, p); }
+#endif
+  friend void get_property(simulated_ordered_resource const&, device_tag) noexcept {}
+};
+static_assert(!allocates_in_stream_order<simulated_resource, device_tag>);
+static_assert(allocates_in_stream_order<simulated_ordered_resource, device_tag>);
+
+/// Frees a block on a stream that was destroyed while its work uses the block.
+template <class Resource>
+void free_on_destroyed_stream() {
+  tarn::sim_options options;
+  options.checks = tarn::sim_checks::stream_order;
+  tarn::sim_machine const machine(options);
+  tarn::sim_driver const driver = machine.driver();
+  auto memory = tarn::from_cuda_resource(Resource{driver}, driver);
+  tarn::stream_ref stream;
+  REQUIRE(driver.create_stream(stream).ok());
+  stream = tarn::identified(driver, stream);
+  void* const p = memory.allocate(stream, 1000);
+  REQUIRE(driver.launch(stream, 1'000'000'000).ok());
+  REQUIRE(driver.launch(stream, 1000, {tarn::sim_writes(p, 1000)}, [] {}).ok());
+  REQUIRE(driver.destroy_stream(stream).ok());
+  memory.deallocate(stream, p, 1000);
+  CHECK(driver.synchronize_device().ok());
+  CHECK(machine.findings().empty());
+  CHECK(machine.leaks().blocks == 0);
+}
+
 /// A user's own tarn resource in the user's namespace.
 struct foreign : tarn::host_memory {
   using tarn::host_memory::host_memory;
@@ -161,6 +229,12 @@ TEST_CASE("cuda_resource_source converts bad_alloc to out_of_memory with a repor
   }
   CHECK(live == 0);
   CHECK_THROWS_AS(memory.allocate_sync(8, 3), tarn::bad_alignment);
+}
+
+TEST_CASE("cuda_resource_source frees a block whose stream was destroyed behind the work on it",
+          "[interop][cuda_mr]") {
+  free_on_destroyed_stream<simulated_resource>();
+  free_on_destroyed_stream<simulated_ordered_resource>();
 }
 
 TEST_CASE("as_cuda_resource gives a tarn resource CCCL's member functions", "[interop][cuda_mr]") {

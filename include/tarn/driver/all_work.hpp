@@ -147,6 +147,16 @@ status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   }
   return wait_for_all_work(driver);
 }
+/// Calls free(stream) with a temporary stream that is ordered behind all work of each device in use: for a
+/// block whose stream may be destroyed. While this thread's capture forbids that, the block stays; so it does
+/// once the driver has unloaded.
+template <stream_driver Driver, class Free>
+status free_behind_lost(Driver const& driver, Free const& free) noexcept {
+  own_stream const own(driver);
+  status s = order_behind_lost(driver, own.get());
+  if (is_capture_error(s)) s = wait_past_captures(driver);
+  return is_capture_error(s) || s.kind == failure::unloading ? s : free(own.get());
+}
 /// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be
 /// destroyed or that of any device, the default stream after waiting for the work on it. Returns false if a
 /// capture forbids to wait: the memory must not be accessed.

@@ -7,7 +7,7 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/driver/all_work.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/source/block_source.hpp"
 #if TARN_HAS_CUDA
 #include "tarn/driver/cuda_driver.hpp"
@@ -56,10 +56,7 @@ struct async_calls_of {
   /// that, the block stays.
   template <block_driver D>
   static status give_lost(D const& driver, void* p, std::size_t, std::size_t) noexcept {
-    return give_on_own_stream(driver, p, [&](stream_ref own) {
-      status const s = detail::order_behind_lost(driver, own);
-      return detail::is_capture_error(s) ? detail::wait_past_captures(driver) : s;
-    });
+    return detail::free_behind_lost(driver, [&](stream_ref own) { return driver.free_async(p, own); });
   }
 
   // Calls without a stream use a short-lived one, which waits for no stream and for which no stream waits.
@@ -80,19 +77,8 @@ struct async_calls_of {
   }
   template <block_driver D>
   static status give(D const& driver, void* p, std::size_t, std::size_t) noexcept {
-    return give_on_own_stream(driver, p, [](stream_ref) { return status{}; });
-  }
-
- private:
-  template <block_driver D, class Order>
-  static status give_on_own_stream(D const& driver, void* p, Order const& order) noexcept {
-    stream_ref stream;
-    bool const own = driver.create_stream(stream).ok();
-    if (!own) stream = {};  // a wait on the device is better than a leak
-    status s = order(stream);
-    if (!detail::is_capture_error(s)) s = driver.free_async(p, stream);
-    if (own) (void)driver.destroy_stream(stream);
-    return s;
+    detail::own_stream const own(driver);  // a wait on the device is better than a leak
+    return driver.free_async(p, own.get());
   }
 };
 
