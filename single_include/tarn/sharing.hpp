@@ -1414,6 +1414,7 @@ class [[nodiscard]] page_registrations {
   page_registrations(page_registrations&& other) noexcept
       : memory_(std::move(other.memory_)),
         library_(std::move(other.library_)),
+        process_(other.process_),
         entries_(detail::exchange(other.entries_, {})),
         added_(detail::exchange(other.added_, 0)) {}
   /// Ends all registrations, and takes over the others.
@@ -1422,6 +1423,7 @@ class [[nodiscard]] page_registrations {
     clear();
     memory_ = std::move(other.memory_);
     library_ = std::move(other.library_);
+    process_ = other.process_;
     entries_ = detail::exchange(other.entries_, {});
     added_ = detail::exchange(other.added_, 0);
     return *this;

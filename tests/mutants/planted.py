@@ -2940,6 +2940,13 @@ PLANTED = {
             finder="tests/sharing/page_registrations.cpp",
         ),
         Mutant(
+            "a forked child that moves the parent's registrations ends them",
+            "sharing/page_registrations.hpp",
+            "        process_(other.process_),\n",
+            "",
+            finder="tests/sharing/page_registrations.cpp",
+        ),
+        Mutant(
             "pages are not created with the type that can be exported",
             "source/cuda_pages.hpp",
             "return driver_.create_pages(bytes, type_, handle);",

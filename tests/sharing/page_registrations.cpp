@@ -311,6 +311,12 @@ TEST_CASE("a forked child drops its registrations without a call of the library"
           t.pages.clear();
           return t.pages.size() == 0 && t.known->all.size() == 1;
         }) == 0);
+  CHECK(child_of([&] {  // also where the child moves them
+          auto moved = std::move(t.pages);
+          t.pages = std::move(moved);
+          { auto const last = std::move(t.pages); }
+          return t.known->all.size() == 1;
+        }) == 0);
   CHECK(t.pages.covers(p, 30_MiB));
   t.pages.clear();
   CHECK(t.known->all.empty());
