@@ -1770,6 +1770,20 @@ PLANTED = {
             "    (void)observer;\n",
             finder="tests/policy/any_resource.cpp",
         ),
+        Mutant(
+            "what a handle of any type could allocate is what the device has",
+            "pool/pages/memory_left.hpp",
+            "    if constexpr (requires { l.memory_left(); }) {\n",
+            "    if constexpr (requires { l.no_such_call(); }) {\n",
+            finder="tests/policy/any_resource.cpp",
+        ),
+        Mutant(
+            "the largest block of a handle of any type is all that is left",
+            "pool/pages/memory_left.hpp",
+            "  if constexpr (requires { layer.largest_request(); }) {\n",
+            "  if constexpr (requires { layer.no_such_call(); }) {\n",
+            finder="tests/policy/any_resource.cpp",
+        ),
     ],
     "a moved-from object is empty": [
         Mutant(

@@ -23,6 +23,8 @@
 #include "tarn/report/stats.hpp"
 #include "tarn/report/summary.hpp"
 #include "tarn/sim.hpp"
+#include "tarn/transfer/available_memory.hpp"
+#include "tarn/transfer/micro_batches.hpp"
 
 using namespace tarn;
 
@@ -169,4 +171,31 @@ TEST_CASE("layers over any_resource do not touch the memory of a pool that sleep
   memory.deallocate(stream, p, 4_MiB);
   CHECK(machine.driver().synchronize_device().ok());  // not an access to memory that is not mapped
   (void)tarn::wake(pool);
+}
+
+TEST_CASE("available_memory of any_resource is that of its pool", "[policy][any_resource][pages]") {
+  sim_machine const machine;
+  auto const pool = sim_pages{machine.driver()} | limited{64_MiB} | pooled{} | fenced{} | tracked{};
+  any_sim const memory = pool;
+  auto const outer = memory | limited{32_MiB};
+  auto const check = [&](std::size_t within) {
+    CHECK(available_memory(memory).bytes == available_memory(pool).bytes);
+    CHECK(available_memory(outer).bytes == available_memory(pool | limited{32_MiB}).bytes);
+    CHECK(available_memory(memory).bytes <= within);
+    CHECK(largest_available_block(memory) == largest_available_block(pool));
+    CHECK(largest_available_block(outer) == largest_available_block(pool | limited{32_MiB}));
+  };
+  check(64_MiB);
+  auto const cached = make_device_buffer<char>(memory, 10_MiB, stream_ref{}).size();
+  check(64_MiB);
+  CHECK(cached == 10_MiB);
+  (void)tarn::sleep(pool);
+  check(0);
+  CHECK(available_memory(memory).is_asleep);
+  CHECK_THROWS_AS(micro_batches(10, 1_MiB, memory), pool_asleep);
+  (void)tarn::wake(pool);
+  any_sim const pinned = sim_pinned_host{machine.driver()} | pooled{} | tracked{};
+  CHECK_THROWS_AS(available_memory(pinned), cuda_error);
+  CHECK_THROWS_AS(largest_available_block(pinned), cuda_error);
+  CHECK(available_memory(pinned | limited{1_MiB}).bytes == 1_MiB);
 }

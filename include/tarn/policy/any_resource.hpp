@@ -17,6 +17,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/tracked.hpp"
+#include "tarn/pool/pages/memory_left.hpp"
 #include "tarn/pool/pool_state.hpp"
 #if TARN_HAS_CUDA
 #include "tarn/driver/cuda_driver.hpp"
@@ -42,6 +43,8 @@ class erased_pool {
   [[nodiscard]] virtual std::size_t block_bytes(std::size_t, std::size_t) noexcept = 0;
   [[nodiscard]] virtual void* block_address(void*) noexcept = 0;
   [[nodiscard]] virtual bool is_asleep() noexcept = 0;
+  [[nodiscard]] virtual memory_bound memory_left() = 0;
+  [[nodiscard]] virtual std::size_t largest_request() = 0;
   virtual void observe_deferred(deferred_observer&) = 0;
   virtual void end_observation(deferred_observer&) = 0;
   [[nodiscard]] virtual std::size_t largest_free_range() const = 0;
@@ -97,6 +100,14 @@ class erased_pool_of final : public erased_pool<typename Resource::driver_type> 
   }
   [[nodiscard]] void* block_address(void* p) noexcept override { return block_address_of(memory_, p); }
   [[nodiscard]] bool is_asleep() noexcept override { return sleeps(memory_); }
+  [[nodiscard]] memory_bound memory_left() override { return detail::memory_left(memory_.layer()); }
+  [[nodiscard]] std::size_t largest_request() override {
+    if constexpr (knows_available<layer_behind<Resource>>()) {
+      return detail::largest_request(memory_.layer());
+    } else {
+      throw cuda_error(unsupported_call(unknown_amount), memory_.device().value, source_location{});
+    }
+  }
   void observe_deferred(deferred_observer& observer) override {
     nearest(memory_, pool_call::observe_deferred{observer});
   }
@@ -221,7 +232,7 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
   [[nodiscard]] Driver const& driver() const noexcept { return pool_->driver(); }
   [[nodiscard]] device_id device() const noexcept { return driver().device(); }
 
-  // What layers over this handle ask.
+  // What layers over this handle and available_memory() ask.
 
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes,
                                         std::size_t alignment = default_alignment) const noexcept {
@@ -229,6 +240,8 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
   }
   [[nodiscard]] void* block_address(void* p) const noexcept { return pool_->block_address(p); }
   [[nodiscard]] bool is_asleep() const noexcept { return pool_->is_asleep(); }
+  [[nodiscard]] detail::memory_bound memory_left() const { return pool_->memory_left(); }
+  [[nodiscard]] std::size_t largest_request() const { return pool_->largest_request(); }
   void observe_deferred(detail::deferred_observer& observer) const { pool_->observe_deferred(observer); }
   void end_observation(detail::deferred_observer& observer) const { pool_->end_observation(observer); }
 

@@ -29,47 +29,6 @@ struct memory_availability {
 
 namespace detail {
 
-/// Whether free memory is known: from a limit, or from the driver of the source.
-template <class Layer>
-constexpr bool knows_available() noexcept {
-  if constexpr (has_limit<Layer>) {
-    return true;
-  } else if constexpr (stands_on_another<Layer>) {
-    return knows_available<layer_below<Layer>>();
-  } else {
-    return reports_free<Layer>;
-  }
-}
-
-/// The largest request whose block has at most `most` bytes. O(log most)
-template <class Layer>
-[[nodiscard]] std::size_t largest_within(Layer& layer, std::size_t most) {
-  std::size_t fits = 0;
-  for (std::size_t above = min_of(most, max_request_bytes) + 1; above - fits > 1;) {
-    std::size_t const middle = fits + (above - fits) / 2;
-    (block_bytes_of(layer, middle, default_alignment) <= most ? fits : above) = middle;
-  }
-  return fits;
-}
-
-/// Of a layer that routes calls, only upstream() counts.
-template <class Layer>
-[[nodiscard]] std::size_t largest_block(Layer& layer) {
-  if constexpr (requires { layer.largest_available_block(); }) {
-    return largest_within(layer, layer.largest_available_block());
-  } else if constexpr (!stands_on_another<Layer>) {
-    memory_bound const left = memory_left(layer);
-    if (!left.query.ok()) throw cuda_error(left.query, layer.driver().device().value, source_location{});
-    return min_of(left.bytes, max_request_bytes);
-  } else {
-    std::size_t most = largest_block(layer_of(layer.upstream()));
-    if constexpr (requires { layer.fence_bytes(); }) most -= min_of(most, layer.fence_bytes());
-    if constexpr (has_limit<Layer>)
-      most = min_of(most, largest_within(layer, layer.limit() - min_of(layer.limit(), layer.used())));
-    return most;
-  }
-}
-
 template <class Resource>
 constexpr void require_available() noexcept {
   static_assert(knows_available<layer_behind<Resource>>(),
@@ -87,7 +46,8 @@ constexpr void require_available() noexcept {
 /// of a graph_memory can allocate. A snapshot: other
 /// threads and processes continue. Takes the pool's locks briefly and queries the driver once (5 us). Never
 /// waits for a stream. Thread-safe.
-/// @throws cuda_error  the driver did not report free memory
+/// @throws cuda_error  the driver did not report free memory; of kind `unsupported`: an any_resource has a
+/// pool of pinned or managed memory without a limit
 template <class Resource>
 [[nodiscard]] memory_availability available_memory(Resource const& memory,
                                                    source_location where = source_location::current()) {
@@ -95,6 +55,8 @@ template <class Resource>
   Resource handle = memory;
   detail::memory_bound const left = detail::memory_left(detail::layer_of(handle));
   if (!left.query.ok()) throw cuda_error(left.query, memory.device().value, where);
+  if (left.bytes == detail::unknown_left)
+    throw cuda_error(detail::unsupported_call(detail::unknown_amount), memory.device().value, where);
   return {left.bytes, left.by, left.limit, left.live, left.cached, left.device_free, left.is_asleep};
 }
 
@@ -111,13 +73,13 @@ template <class Resource>
 /// Counts what is free once the work on it is done: allocate() may wait for it. Returns the blocks in thread
 /// caches to the pool, holds its growth lock for O(free ranges + handles), and queries the driver once (5
 /// us). Waits for no stream. Thread-safe.
-/// @throws cuda_error, std::bad_alloc  the driver or the host refused
+/// @throws cuda_error, std::bad_alloc  the driver or the host refused; as available_memory()
 template <class Resource>
 [[nodiscard]] std::size_t largest_available_block(Resource const& memory,
                                                   source_location where = source_location::current()) {
   detail::require_available<Resource>();
   Resource handle = memory;
-  return detail::called_from(where, [&] { return detail::largest_block(detail::layer_of(handle)); });
+  return detail::called_from(where, [&] { return detail::largest_request(detail::layer_of(handle)); });
 }
 
 }  // namespace TARN_NAMESPACE

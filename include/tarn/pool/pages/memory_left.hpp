@@ -11,6 +11,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/no_driver.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
@@ -19,6 +20,9 @@
 namespace TARN_NAMESPACE::detail {
 
 inline constexpr std::size_t unknown_left = ~std::size_t{0};
+inline constexpr char const* unknown_amount =
+    "available_memory (no driver reports the free amount of pinned or managed memory; add | "
+    "tarn::limited{bytes})";
 
 template <class Layer>
 concept has_headroom = requires(Layer& layer) {
@@ -94,7 +98,9 @@ template <class Layer>
 [[nodiscard]] memory_bound memory_left(Layer& layer) {
   memory_bound left;
   for_each_layer(layer, [&]<class L>(L& l) {
-    if constexpr (!stands_on_another<L> && reports_free<L>) {
+    if constexpr (requires { l.memory_left(); }) {
+      left = l.memory_left();  // of a stack whose layers are not known here
+    } else if constexpr (!stands_on_another<L> && reports_free<L>) {
       std::size_t free = 0;
       std::size_t total = 0;
       left.query = l.driver().memory_info(free, total);
@@ -121,6 +127,50 @@ template <class Layer>
     if constexpr (has_limit<L>) left.keep_within(l.limit(), l.used());
   });
   return left;
+}
+
+/// Whether free memory is known: from a limit, or from the driver of the source.
+template <class Layer>
+constexpr bool knows_available() noexcept {
+  if constexpr (has_limit<Layer>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer>) {
+    return knows_available<layer_below<Layer>>();
+  } else {
+    return reports_free<Layer>;
+  }
+}
+
+/// The largest request whose block has at most `most` bytes. O(log most)
+template <class Layer>
+[[nodiscard]] std::size_t largest_within(Layer& layer, std::size_t most) {
+  std::size_t fits = 0;
+  for (std::size_t above = min_of(most, max_request_bytes) + 1; above - fits > 1;) {
+    std::size_t const middle = fits + (above - fits) / 2;
+    (block_bytes_of(layer, middle, default_alignment) <= most ? fits : above) = middle;
+  }
+  return fits;
+}
+
+/// The largest request that `layer` would serve now. Of a layer that routes calls, only upstream() counts.
+/// @throws cuda_error
+template <class Layer>
+[[nodiscard]] std::size_t largest_request(Layer& layer) {
+  if constexpr (requires { layer.largest_request(); }) {
+    return layer.largest_request();
+  } else if constexpr (requires { layer.largest_available_block(); }) {
+    return largest_within(layer, layer.largest_available_block());
+  } else if constexpr (!stands_on_another<Layer>) {
+    memory_bound const left = memory_left(layer);
+    if (!left.query.ok()) throw cuda_error(left.query, layer.driver().device().value, source_location{});
+    return min_of(left.bytes, max_request_bytes);
+  } else {
+    std::size_t most = largest_request(layer_of(layer.upstream()));
+    if constexpr (requires { layer.fence_bytes(); }) most -= min_of(most, layer.fence_bytes());
+    if constexpr (has_limit<Layer>)
+      most = min_of(most, largest_within(layer, layer.limit() - min_of(layer.limit(), layer.used())));
+    return most;
+  }
 }
 
 /// Calls f(layer) for each layer whose limit bounds what `layer` provides: those below a layer that routes
