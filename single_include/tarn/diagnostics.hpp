@@ -1100,7 +1100,10 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
     if (stream.id() != stream_ref::unknown_id) return stream;
     stream_id id = stream_ref::unknown_id;
     constexpr auto named = detail::default_streams_of<Upstream>();
-    if (!detail::identify_named<named>(this->driver(), stream, id).ok()) return stream;
+    bool const known = detail::is_default_stream(stream)
+                           ? detail::identify_named<named>(this->driver(), stream, id).ok()
+                           : detail::identify_beside_captures(this->driver(), stream, id).ok();
+    if (!known) return stream;
     return stream_ref::from(stream.handle(), id);
   }
   [[nodiscard]] detail::call_origin origin() const noexcept {

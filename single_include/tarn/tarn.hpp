@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_bf38e05f
+#define TARN_NAMESPACE tarn::inline v0_2_0_467c724b
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -2139,28 +2139,38 @@ template <class Driver>
   return driver.is_capturing(stream, capturing).ok() && capturing;
 }
 
+/// As driver.identify(), of a stream that exists. Fails for one that is captured without a scope, whose
+/// capture the question would invalidate. At most two driver calls.
+template <stream_driver Driver>
+status identify_beside_captures(Driver const& driver, stream_ref stream, stream_id& id) noexcept {
+  bool const may_be_captured =
+      stream.id() == stream_ref::unknown_id && !is_default_stream(stream) && !capture_gate::has_captures();
+  if (may_be_captured && is_capturing(driver, stream)) return refused_for_capture("identify");
+  return driver.identify(stream, id);
+}
+
 /// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At
 /// most one driver call.
 template <stream_driver Driver>
 [[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {
   if (is_default_stream(stream)) return stream_life::alive;
-  stream_id now = stream_ref::unknown_id;
+  // A captured stream must not be identified: that invalidates the capture.
+  bool captured = false;
   if (stream.id() == stream_ref::unknown_id) {
-    return driver.identify(stream, now).ok() ? stream_life::alive : stream_life::gone;
+    return driver.is_capturing(stream, captured).ok() ? stream_life::alive : stream_life::gone;
   }
   if constexpr (requires { driver.has_made(stream); }) {
     return driver.has_made(stream) ? stream_life::alive : stream_life::unknown;
   } else if constexpr (marks_all_work<Driver>) {
     return stream_life::unknown;
   } else {
-    // A captured stream must not be identified: that invalidates the capture.
-    bool captured = false;
     status const asked = driver.is_capturing(stream_ref::from(stream.handle()), captured);
     if (!asked.ok() || captured) {
       if constexpr (requires { driver.made_identity(stream.handle()); })
         return driver.made_identity(stream.handle()) == stream.id() ? stream_life::alive : stream_life::gone;
       return asked.ok() ? stream_life::alive : stream_life::gone;
     }
+    stream_id now = stream_ref::unknown_id;
     bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
     return same ? stream_life::alive : stream_life::gone;
   }
@@ -3504,7 +3514,7 @@ template <class D>
   report.asked = bytes;
   report.alignment = alignment;
   report.device = driver.device().value;
-  (void)driver.identify(stream, report.stream);
+  (void)identify_beside_captures(driver, stream, report.stream);
   std::size_t free = 0;
   std::size_t total = 0;
   if (!of_host && driver.memory_info(free, total).ok()) {
@@ -23151,7 +23161,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
     stream_id id = stream.id();
     if (stream.handle() == nullptr && id == stream_ref::unknown_id) return default_key;
-    if (id == stream_ref::unknown_id && !this->driver().identify(stream, id).ok()) {
+    if (id == stream_ref::unknown_id && !detail::identify_beside_captures(this->driver(), stream, id).ok()) {
       id = reinterpret_cast<std::uintptr_t>(stream.handle());
     }
     stream_id null_id = 0;
@@ -23661,7 +23671,7 @@ class used_streams {
   /// Remembers a stream; not if the driver does not know it or the host has no memory.
   void note(Driver const& driver, stream_ref stream) noexcept {
     stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !driver.identify(stream, id).ok()) return;
+    if (id == stream_ref::unknown_id && !identify_beside_captures(driver, stream, id).ok()) return;
     scoped_lock const guard(mutex_);
     for (stream_ref const known : streams_) {
       if (known.id() == id) return;
@@ -23979,7 +23989,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (stream.id() != stream_ref::unknown_id) {
       e.stream = stream.id();
     } else {
-      (void)driver().identify(stream, e.stream);
+      (void)detail::identify_beside_captures(driver(), stream, e.stream);
     }
     streams_.note(driver(), stream_ref::from(stream.handle(), e.stream));
     return e;

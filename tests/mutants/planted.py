@@ -2030,6 +2030,27 @@ PLANTED = {
             "",
             finder="tests/source/registered_host.cpp",
         ),
+        Mutant(
+            "a bare handle of a captured stream is asked for its identity when a block is freed",
+            "driver/stream_life.hpp",
+            "return driver.is_capturing(stream, captured).ok() ? stream_life::alive : stream_life::gone;",
+            "stream_id now = 0;\n    return driver.identify(stream, now).ok() ? stream_life::alive : stream_life::gone;",
+            finder="tests/source/sim_sources.cpp",
+        ),
+        Mutant(
+            "an error of a source asks for the identity of a captured stream",
+            "source/refusal.hpp",
+            "(void)identify_beside_captures(driver, stream, report.stream);",
+            "(void)driver.identify(stream, report.stream);",
+            finder="tests/source/sim_sources.cpp",
+        ),
+        Mutant(
+            "records ask for the identity of a captured stream",
+            "driver/stream_life.hpp",
+            "if (may_be_captured && is_capturing(driver, stream))",
+            "if (may_be_captured && driver.device().value < -1)",
+            finder="tests/raii/captures.cpp",
+        ),
     ],
     "moved elements keep their values and their order": [
         Mutant(

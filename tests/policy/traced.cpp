@@ -270,3 +270,17 @@ TEST_CASE("recorded writes each event once, also if the program forks", "[policy
   REQUIRE(events.size() == 2);
   CHECK((events[0].kind == trace_event_kind::allocate && events[1].kind == trace_event_kind::free));
 }
+
+TEST_CASE("recorded keeps a capture valid on the stream of a call", "[policy][traced][memory_pools]") {
+  scratch const s;
+  sim_machine const machine;
+  tarn_test::test_stream const stream(machine.driver());
+  stream_ref const bare = stream_ref::from(stream_ref(stream).handle());
+  auto memory = sim_async(machine.driver()) | traced(s.file);
+  REQUIRE(machine.begin_capture(stream).ok());
+  memory.deallocate(bare, memory.allocate(bare, 1000), 1000);
+  sim_graph graph;
+  CHECK(machine.end_capture(stream, graph).ok());
+  CHECK(memory->flush());
+  CHECK(s.events().size() == 2);
+}

@@ -16,7 +16,9 @@
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/fenced.hpp"
 #include "tarn/debug/poisoned.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/policy/fallback_to.hpp"
+#include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/pool/order/mark_work.hpp"
 #include "tarn/raii/graph_memory.hpp"
@@ -101,6 +103,26 @@ TEMPLATE_TEST_CASE("blocks freed on a destroyed stream leave an open capture val
   SECTION("checked") {
     free_on_destroyed_stream(machine, driver, pages | pooled{} | checked{});
   }
+}
+
+TEST_CASE("no layer over a source asks for the identity of a stream that is captured without a scope",
+          "[captures][memory_pools]") {
+  sim_machine const machine(one_gib());
+  auto const check = [&](auto memory) {
+    test_stream const stream(machine.driver());
+    stream_ref const bare = stream_ref::from(stream_ref(stream).handle());
+    REQUIRE(machine.begin_capture(stream).ok());
+    memory.deallocate(bare, memory.allocate(bare, 1000), 1000);
+    sim_graph graph;
+    CHECK(machine.end_capture(stream, graph).ok());
+  };
+  sim_async const source(machine.driver());
+  check(source | checked{});
+  check(source | with_history{.history = 10});
+  check(source | fenced{});
+  check(source | poisoned{});
+  check(source | fallback_to{sim_managed(machine.driver())});
+  check(source | tracked{} | limited{1_MiB});
 }
 
 TEST_CASE("a plain block freed on a destroyed stream waits for a capture of another thread",

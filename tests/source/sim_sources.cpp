@@ -266,6 +266,19 @@ TEMPLATE_TEST_CASE("deallocate of a simulated source during a capture keeps the 
   CHECK(machine.captured_calls() == 0);
 }
 
+TEMPLATE_TEST_CASE("calls of a simulated source with the handle of a captured stream keep the capture valid",
+                   "[source][memory_pools]", sim_malloc, sim_async, sim_pinned_host, sim_managed) {
+  sim_machine const machine = small_machine();
+  auto memory = on<TestType>(machine);
+  test_stream stream(memory.driver());
+  stream_ref const bare = stream_ref::from(stream_ref(stream).handle());
+  REQUIRE(machine.begin_capture(stream).ok());
+  memory.deallocate(bare, memory.allocate(bare, 1_MiB), 1_MiB);
+  CHECK_THROWS_AS(memory.allocate(bare, 1_TiB), out_of_memory);
+  sim_graph graph;
+  CHECK(machine.end_capture(stream, graph).ok());
+}
+
 TEMPLATE_TEST_CASE("deallocate of a simulated source does nothing after the driver has unloaded",
                    "[source][memory_pools]", sim_malloc, sim_async, sim_pinned_host, sim_managed) {
   sim_machine const machine = small_machine();

@@ -296,7 +296,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (stream.id() != stream_ref::unknown_id) {
       e.stream = stream.id();
     } else {
-      (void)driver().identify(stream, e.stream);
+      (void)detail::identify_beside_captures(driver(), stream, e.stream);
     }
     streams_.note(driver(), stream_ref::from(stream.handle(), e.stream));
     return e;

@@ -23,7 +23,7 @@ class used_streams {
   /// Remembers a stream; not if the driver does not know it or the host has no memory.
   void note(Driver const& driver, stream_ref stream) noexcept {
     stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !driver.identify(stream, id).ok()) return;
+    if (id == stream_ref::unknown_id && !identify_beside_captures(driver, stream, id).ok()) return;
     scoped_lock const guard(mutex_);
     for (stream_ref const known : streams_) {
       if (known.id() == id) return;

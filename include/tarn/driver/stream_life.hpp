@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -98,28 +99,38 @@ template <class Driver>
   return driver.is_capturing(stream, capturing).ok() && capturing;
 }
 
+/// As driver.identify(), of a stream that exists. Fails for one that is captured without a scope, whose
+/// capture the question would invalidate. At most two driver calls.
+template <stream_driver Driver>
+status identify_beside_captures(Driver const& driver, stream_ref stream, stream_id& id) noexcept {
+  bool const may_be_captured =
+      stream.id() == stream_ref::unknown_id && !is_default_stream(stream) && !capture_gate::has_captures();
+  if (may_be_captured && is_capturing(driver, stream)) return refused_for_capture("identify");
+  return driver.identify(stream, id);
+}
+
 /// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At
 /// most one driver call.
 template <stream_driver Driver>
 [[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {
   if (is_default_stream(stream)) return stream_life::alive;
-  stream_id now = stream_ref::unknown_id;
+  // A captured stream must not be identified: that invalidates the capture.
+  bool captured = false;
   if (stream.id() == stream_ref::unknown_id) {
-    return driver.identify(stream, now).ok() ? stream_life::alive : stream_life::gone;
+    return driver.is_capturing(stream, captured).ok() ? stream_life::alive : stream_life::gone;
   }
   if constexpr (requires { driver.has_made(stream); }) {
     return driver.has_made(stream) ? stream_life::alive : stream_life::unknown;
   } else if constexpr (marks_all_work<Driver>) {
     return stream_life::unknown;
   } else {
-    // A captured stream must not be identified: that invalidates the capture.
-    bool captured = false;
     status const asked = driver.is_capturing(stream_ref::from(stream.handle()), captured);
     if (!asked.ok() || captured) {
       if constexpr (requires { driver.made_identity(stream.handle()); })
         return driver.made_identity(stream.handle()) == stream.id() ? stream_life::alive : stream_life::gone;
       return asked.ok() ? stream_life::alive : stream_life::gone;
     }
+    stream_id now = stream_ref::unknown_id;
     bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
     return same ? stream_life::alive : stream_life::gone;
   }

@@ -19,6 +19,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
@@ -217,7 +218,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
     stream_id id = stream.id();
     if (stream.handle() == nullptr && id == stream_ref::unknown_id) return default_key;
-    if (id == stream_ref::unknown_id && !this->driver().identify(stream, id).ok()) {
+    if (id == stream_ref::unknown_id && !detail::identify_beside_captures(this->driver(), stream, id).ok()) {
       id = reinterpret_cast<std::uintptr_t>(stream.handle());
     }
     stream_id null_id = 0;

@@ -15,6 +15,7 @@
 #include "tarn/core/source_location.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/no_driver.hpp"
+#include "tarn/driver/stream_life.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -87,7 +88,7 @@ template <class D>
   report.asked = bytes;
   report.alignment = alignment;
   report.device = driver.device().value;
-  (void)driver.identify(stream, report.stream);
+  (void)identify_beside_captures(driver, stream, report.stream);
   std::size_t free = 0;
   std::size_t total = 0;
   if (!of_host && driver.memory_info(free, total).ok()) {
