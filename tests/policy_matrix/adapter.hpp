@@ -310,9 +310,10 @@ void add_stack(std::vector<stack_under_test>& all) {
   t.can = offers_of<memory, exports>();
   t.policies = (0U + ... + (Policies::name[0] != '\0' && !std::same_as<Policies, with::pooled> ? 1U : 0U));
   t.has_pool = (std::same_as<Policies, with::pooled> || ...);
-  t.keeps_graphs = (Policies::has_pool || ...);
+  t.hides_pool = (std::same_as<Policies, with::erased> || ...);
+  t.keeps_graphs = !t.hides_pool && (Policies::has_pool || ...);
   t.has_fallback = ((Policies::has_pool && !std::same_as<Policies, with::pooled>) || ...);
-  t.sleeps = source::has_pages && has_one_pool_over_pages<Policies...>();
+  t.sleeps = !t.hides_pool && source::has_pages && has_one_pool_over_pages<Policies...>();
   t.over_pages = source::has_pages;
   t.needs_pages = (std::same_as<Policies, with::accessible_from> || ...);
   constexpr bool pool_on_top = is_last<with::pooled, Policies...>();
@@ -348,6 +349,15 @@ struct for_each_policy {
   template <class... Policies>
   static void over_pool(std::vector<stack_under_test>& all, list<Policies...>) {
     (add_stack<Device, Source, with::pooled, noted, Policies, After...>(all), ...);
+  }
+  /// Over a handle to a pool of any type. A fallback's own pool would serve the calls that the handle lacks.
+  template <class... Policies>
+  static void over_handle(std::vector<stack_under_test>& all, list<Policies...>) {
+    auto const add = [&]<class Policy>(list<Policy>) {
+      if constexpr (!std::same_as<Policy, with::fallback_to>)
+        add_stack<Device, Source, with::pooled, noted, with::erased, Policy, After...>(all);
+    };
+    (add(list<Policies>{}), ...);
   }
   template <class... Policies>
   static void over_source(std::vector<stack_under_test>& all, list<Policies...>) {

@@ -20,6 +20,7 @@
 #include "tarn/debug/poisoned.hpp"
 #include "tarn/debug/with_history.hpp"
 #include "tarn/policy/accessible_from.hpp"
+#include "tarn/policy/any_resource.hpp"
 #include "tarn/policy/failing.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/headroom.hpp"
@@ -115,6 +116,19 @@ struct reserving {
       if (!memory->budget().take(bytes)) std::abort();
       return memory;
     }
+  };
+};
+
+/// A handle to a pool of any type, as a policy.
+struct erasing {
+  template <class Upstream>
+  using handle =
+      std::conditional_t<tarn::has_property<Upstream, tarn::device_accessible>,
+                         tarn::basic_any_resource<typename Upstream::driver_type, tarn::device_accessible>,
+                         tarn::basic_any_resource<typename Upstream::driver_type, tarn::host_accessible>>;
+  template <class Upstream>
+  struct layer : handle<Upstream> {
+    layer(Upstream upstream, erasing const&) : handle<Upstream>(std::move(upstream) | tarn::tracked{}) {}
   };
 };
 
@@ -263,6 +277,13 @@ struct pooled : policy {
   template <class D>
   static auto make(surroundings<D>&) {
     return tarn::pooled{};
+  }
+};
+struct erased : policy {
+  static constexpr char const* name = "any_resource";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return erasing{};
   }
 };
 struct accessible_from : policy {

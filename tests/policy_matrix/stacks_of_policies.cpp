@@ -9,6 +9,7 @@ namespace policy_matrix {
 std::vector<stack_under_test> stacks_of_policies() {
   std::vector<stack_under_test> all;
   for_each_policy<sim_device, of::pages>::over_pool(all, block_policies{});
+  for_each_policy<sim_device, of::pages>::over_handle(all, block_policies{});
   for_each_policy<sim_device, of::blocks_of_malloc>::over_source(all, block_policies{});
   for_each_policy<sim_device, of::async>::over_source(all, block_policies{});
   add_stack<sim_device, of::pages, with::pooled, noted, with::reserved>(all);

@@ -174,10 +174,11 @@ struct stack_under_test {
   bool keeps_graphs =
       false;            ///< has a pool, or a fallback with one: graph_memory must compile, else it must not
   bool sleeps = false;  ///< its only pool is over pages: sleep() and compact() must compile, else not
-  bool over_pages = false;         ///< its source has pages, or plain blocks in their place
-  bool needs_pages = false;        ///< a layer passes no plain blocks on: refused on a device without pages
-  bool has_fallback = false;       ///< with a pool of its own, which may serve while the first one sleeps
-  bool pool_over_pool = false;     ///< the lower pool keeps what the upper one releases
+  bool hides_pool = false;      ///< a handle of any pool is above the pool, whose own calls must not compile
+  bool over_pages = false;      ///< its source has pages, or plain blocks in their place
+  bool needs_pages = false;     ///< a layer passes no plain blocks on: refused on a device without pages
+  bool has_fallback = false;    ///< with a pool of its own, which may serve while the first one sleeps
+  bool pool_over_pool = false;  ///< the lower pool keeps what the upper one releases
   bool writes_below_pool = false;  ///< writes to segments whose bytes are not allocated above the pool
   bool keeps_freed = false;        ///< a quarantine holds freed blocks back
   bool has_retry = false;
