@@ -413,7 +413,8 @@ template <class Memory>
 template <class Memory>
 class [[nodiscard]] page_pin {
  public:
-  /// @throws as segments_of(). Stops all threads' caches for a moment; O(views + segments)
+  /// @throws as segments_of(); misuse: by a handler of the pool's own growth, which may be moving the pages.
+  /// Stops all threads' caches for a moment; O(views + segments)
   page_pin(Memory memory, void const* p, std::size_t bytes,
            source_location where = source_location::current())
       : memory_(std::move(memory)), p_(p), bytes_(bytes) {

@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_467c724b
+#define TARN_NAMESPACE tarn::inline v0_2_0_02d8d4c3
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -19599,6 +19599,14 @@ class heap {
       refuse_asleep(bytes);
     if (bytes > max_request_bytes) refuse(id, bytes, alignment);
   }
+  /// A handler of the source runs inside a growth, which would continue on memory that has changed.
+  /// @throws misuse
+  void require_no_growth(char const* call) const {
+    if (!holds_growth_lock()) return;
+    message<256> const text(
+        call, " was called by a handler of the pool's own growth; call it when the allocation has returned");
+    throw misuse(misuse_kind::recursion, nullptr, text.view());
+  }
   [[noreturn]] void refuse_forked() const {
     status const s{failure::forked, 3, "cudaErrorInitializationError", "allocation in a forked child"};
     throw cuda_error(s, driver().device().value);
@@ -21375,7 +21383,6 @@ void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now)
 // sleep(), wake() and compact() of a pool.
 
 #include <cstddef>
-#include <string_view>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -21386,7 +21393,7 @@ class pool_sleep {
   pool_sleep& operator=(pool_sleep&&) = delete;
 
   std::size_t sleep(contents where) {
-    require_no_growth("sleep");
+    heap_.require_no_growth("sleep()");
     if (!heap_.is_lost()) require_pages(heap_.upstream(), sleep_refused);
     misuse_report const last = heap_.misuse_at_end();
     growth_lock const growing = heap_.lock_growth();
@@ -21402,7 +21409,7 @@ class pool_sleep {
     return given + release(growing);
   }
   std::size_t wake(after_waking then) {
-    if (heap_.is_asleep()) require_no_growth("wake");
+    if (heap_.is_asleep()) heap_.require_no_growth("wake()");
     growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || !heap_.is_asleep()) return 0;
     require_no_capture("wake");
@@ -21413,7 +21420,7 @@ class pool_sleep {
     return taken;
   }
   compaction compact() {
-    require_no_growth("compact");
+    heap_.require_no_growth("compact()");
     misuse_report const last = heap_.misuse_at_end();
     growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return {};
@@ -21498,14 +21505,6 @@ class pool_sleep {
   void let_allocate(growth_lock const& growing) noexcept {
     heap_.set_asleep(growing, false);
     pool_.front_.open_again();
-  }
-  /// A handler of the source runs inside a growth, which would continue on memory that is gone.
-  void require_no_growth(std::string_view call) const {
-    if (!heap_.holds_growth_lock()) return;
-    message<256> text;
-    text.add(call).add(
-        "() was called by a handler of the pool's own growth; call it when the allocation has returned");
-    throw misuse(misuse_kind::recursion, nullptr, text.view());
   }
   /// Synchronising a stream and pinning host memory would invalidate a capture.
   void require_no_capture(char const* call) const {
@@ -21736,9 +21735,7 @@ class pool {
     requires page_source<Upstream>
   {
     (void)heap_.tool().decide();  // under a tool the memory is blocks
-    if (heap_.holds_growth_lock())
-      throw misuse(misuse_kind::recursion, nullptr,
-                   "a growing_buffer was made by a handler of the pool's own growth; make it before");
+    heap_.require_no_growth("growing_buffer");
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) heap_.refuse_forked();
     if (heap_.is_asleep()) heap_.refuse_asleep(bytes);
@@ -21826,10 +21823,11 @@ class pool {
   }
   /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved
   /// or put to sleep, also after the block is freed. Pins are counted. O(views + segments) @throws as
-  /// each_segment()
+  /// each_segment(); misuse: by a handler of the pool's own growth, which may be moving the pages
   void pin(void const* p, std::size_t bytes)
     requires page_source<Upstream>
   {
+    heap_.require_no_growth("page_pin");
     detail::sequence<memory_segment> found;
     detail::growth_lock const growing = heap_.lock_growth();
     detail::find_segments(growing, heap_, front_, {"page_pin", p, bytes}, found);

@@ -2522,6 +2522,13 @@ PLANTED = {
             finder="tests/raii/sleep_together.cpp",
         ),
         Mutant(
+            "pages that compact replaces are pinned by a handler",
+            "pool/pool.hpp",
+            '    heap_.require_no_growth("page_pin");\n',
+            "",
+            finder="tests/raii/sleep_together.cpp",
+        ),
+        Mutant(
             "wake maps and destroys handles before the copies of sleep are over",
             "pool/pages/page_growth.hpp",
             "    must_succeed(source_.driver(), sleep_.finish_copies(growing, hot));\n",

@@ -24,6 +24,7 @@
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/take_snapshot.hpp"
+#include "tarn/sharing/page_pin.hpp"
 #include "tarn/sim.hpp"
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -294,6 +295,39 @@ TEST_CASE("a handler of the source cannot call wake inside wake", "[raii][sleep]
     CHECK(is_asleep(memory));
     (void)wake(memory);
     memory.deallocate(stream_ref{}, p, 4_MiB);
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("a handler of the source cannot pin the pages that compact replaces", "[raii][compact][pages]") {
+  sim_machine const machine(small_machine(64_MiB));
+  fault_plan const plan;
+  {
+    std::function<bool()> handler = [] { return false; };
+    auto memory = pages_with_handler(faulty<sim_driver>{machine.driver(0), plan}, handler) |
+                  pooled{.largest_handle = 8_MiB};
+    memory.deallocate(stream_ref{}, memory.allocate(stream_ref{}, 8_MiB), 8_MiB);
+    void* const p = memory.allocate(stream_ref{}, 2_MiB);
+    std::string said;
+    handler = [&] {
+      try {
+        page_pin const pinned(memory, p, 2_MiB);
+      } catch (misuse const& error) {
+        said = error.what();
+      }
+      return true;
+    };
+    plan.fail(driver_call::create_pages, 1);
+    (void)compact(memory);
+    CHECK(said.find("page_pin was called by a handler") != std::string::npos);
+    {
+      page_pin const pinned(memory, p, 2_MiB);
+      memory.deallocate(stream_ref{}, p, 2_MiB);
+      (void)memory.trim(0);
+      CHECK(memory->state().reserved == 2_MiB);
+    }
+    (void)memory.trim(0);
+    CHECK(memory->state().reserved == 0);
   }
   CHECK(machine.leaks().total() == 0);
 }

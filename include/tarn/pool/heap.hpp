@@ -408,6 +408,14 @@ class heap {
       refuse_asleep(bytes);
     if (bytes > max_request_bytes) refuse(id, bytes, alignment);
   }
+  /// A handler of the source runs inside a growth, which would continue on memory that has changed.
+  /// @throws misuse
+  void require_no_growth(char const* call) const {
+    if (!holds_growth_lock()) return;
+    message<256> const text(
+        call, " was called by a handler of the pool's own growth; call it when the allocation has returned");
+    throw misuse(misuse_kind::recursion, nullptr, text.view());
+  }
   [[noreturn]] void refuse_forked() const {
     status const s{failure::forked, 3, "cudaErrorInitializationError", "allocation in a forked child"};
     throw cuda_error(s, driver().device().value);

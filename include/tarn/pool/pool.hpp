@@ -286,9 +286,7 @@ class pool {
     requires page_source<Upstream>
   {
     (void)heap_.tool().decide();  // under a tool the memory is blocks
-    if (heap_.holds_growth_lock())
-      throw misuse(misuse_kind::recursion, nullptr,
-                   "a growing_buffer was made by a handler of the pool's own growth; make it before");
+    heap_.require_no_growth("growing_buffer");
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) heap_.refuse_forked();
     if (heap_.is_asleep()) heap_.refuse_asleep(bytes);
@@ -376,10 +374,11 @@ class pool {
   }
   /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved
   /// or put to sleep, also after the block is freed. Pins are counted. O(views + segments) @throws as
-  /// each_segment()
+  /// each_segment(); misuse: by a handler of the pool's own growth, which may be moving the pages
   void pin(void const* p, std::size_t bytes)
     requires page_source<Upstream>
   {
+    heap_.require_no_growth("page_pin");
     detail::sequence<memory_segment> found;
     detail::growth_lock const growing = heap_.lock_growth();
     detail::find_segments(growing, heap_, front_, {"page_pin", p, bytes}, found);

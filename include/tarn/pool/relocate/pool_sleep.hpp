@@ -3,10 +3,8 @@
 // sleep(), wake() and compact() of a pool.
 
 #include <cstddef>
-#include <string_view>
 
 #include "tarn/core/error.hpp"
-#include "tarn/core/message.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
@@ -27,7 +25,7 @@ class pool_sleep {
   pool_sleep& operator=(pool_sleep&&) = delete;
 
   std::size_t sleep(contents where) {
-    require_no_growth("sleep");
+    heap_.require_no_growth("sleep()");
     if (!heap_.is_lost()) require_pages(heap_.upstream(), sleep_refused);
     misuse_report const last = heap_.misuse_at_end();
     growth_lock const growing = heap_.lock_growth();
@@ -43,7 +41,7 @@ class pool_sleep {
     return given + release(growing);
   }
   std::size_t wake(after_waking then) {
-    if (heap_.is_asleep()) require_no_growth("wake");
+    if (heap_.is_asleep()) heap_.require_no_growth("wake()");
     growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || !heap_.is_asleep()) return 0;
     require_no_capture("wake");
@@ -54,7 +52,7 @@ class pool_sleep {
     return taken;
   }
   compaction compact() {
-    require_no_growth("compact");
+    heap_.require_no_growth("compact()");
     misuse_report const last = heap_.misuse_at_end();
     growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return {};
@@ -139,14 +137,6 @@ class pool_sleep {
   void let_allocate(growth_lock const& growing) noexcept {
     heap_.set_asleep(growing, false);
     pool_.front_.open_again();
-  }
-  /// A handler of the source runs inside a growth, which would continue on memory that is gone.
-  void require_no_growth(std::string_view call) const {
-    if (!heap_.holds_growth_lock()) return;
-    message<256> text;
-    text.add(call).add(
-        "() was called by a handler of the pool's own growth; call it when the allocation has returned");
-    throw misuse(misuse_kind::recursion, nullptr, text.view());
   }
   /// Synchronising a stream and pinning host memory would invalidate a capture.
   void require_no_capture(char const* call) const {
