@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_02d8d4c3
+#define TARN_NAMESPACE tarn::inline v0_2_0_5c1a5190
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -26318,17 +26318,21 @@ template <class Memory>
   }
 }
 
-/// A pool sleeps during a scope. If it cannot be woken at the end, the error is ignored and the pool stays
-/// asleep: call wake() before the end of the scope to handle it.
+/// A pool sleeps during a scope. A scope that begins while the pool sleeps does not wake it at its end. If
+/// the pool cannot be woken, the error is ignored and it stays asleep: call wake() before the end of the
+/// scope to handle it.
 template <class Pool>
 class sleep_scope {
  public:
   /// @throws as sleep()
   explicit sleep_scope(Pool pool, contents where = contents::in_pinned_memory,
                        source_location place = source_location::current())
-      : pool_(std::move(pool)), released_(tarn::sleep(pool_, where, place)) {}
+      : pool_(std::move(pool)),
+        slept_before_(tarn::is_asleep(pool_)),
+        released_(tarn::sleep(pool_, where, place)) {}
   sleep_scope& operator=(sleep_scope&&) = delete;
   ~sleep_scope() {
+    if (slept_before_) return;
     try {
       (void)tarn::wake(pool_);
     } catch (...) {
@@ -26344,6 +26348,7 @@ class sleep_scope {
 
  private:
   Pool pool_;
+  bool slept_before_;
   std::size_t released_;
 };
 

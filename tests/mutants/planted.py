@@ -2522,6 +2522,13 @@ PLANTED = {
             finder="tests/raii/sleep_together.cpp",
         ),
         Mutant(
+            "an inner sleep_scope wakes the pool",
+            "raii/sleep.hpp",
+            "    if (slept_before_) return;\n",
+            "",
+            finder="tests/raii/sleep.cpp",
+        ),
+        Mutant(
             "pages that compact replaces are pinned by a handler",
             "pool/pool.hpp",
             '    heap_.require_no_growth("page_pin");\n',

@@ -422,6 +422,22 @@ TEST_CASE("sleep_scope wakes its pool at its end, or before", "[raii][sleep][pag
   CHECK(held.intact());
 }
 
+TEST_CASE("the end of an inner sleep_scope leaves the pool asleep", "[raii][sleep][pages]") {
+  sim_machine const machine(small_machine());
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  kept_blocks held(memory);
+  {
+    sleep_scope const outer(memory);
+    {
+      sleep_scope const inner(memory);
+      CHECK(inner.released_bytes() == 0);
+    }
+    CHECK(is_asleep(memory));
+  }
+  CHECK_FALSE(is_asleep(memory));
+  CHECK(held.intact());
+}
+
 TEST_CASE("several pools sleep and wake independently", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   auto weights = sim_pages{machine.driver(0)} | pooled{};
