@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_5c1a5190
+#define TARN_NAMESPACE tarn::inline v0_2_0_2a5caed1
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -6287,7 +6287,13 @@ class held_at_fork {
     static_cast<Lock*>(lock)->lock();
     return true;
   }
-  static void release(void* lock, fork_side) noexcept { static_cast<Lock*>(lock)->unlock(); }
+  static void release(void* of, fork_side side) noexcept {
+    auto& lock = *static_cast<Lock*>(of);
+    if constexpr (requires { lock.forget_other_threads(); }) {
+      if (side == fork_side::child) lock.forget_other_threads();
+    }
+    lock.unlock();
+  }
 
   at_fork member_;
 };
@@ -7900,6 +7906,11 @@ class combining_lock {
   void lock() noexcept { lock_.lock(); }
   /// Unlocks without applying published updates; their threads find the lock free and apply them.
   void unlock() noexcept { lock_.unlock(); }
+  /// In a forked child, by the lock's holder: drops the updates of threads that do not exist there.
+  void forget_other_threads() noexcept {
+    asked_.store(0, std::memory_order_relaxed);
+    for (slot& s : slots_) s.at.store(step::free, std::memory_order_relaxed);
+  }
 
  private:
   struct step {  // of a type whose std::atomic is there anyway

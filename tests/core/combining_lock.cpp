@@ -3,11 +3,14 @@
 #include "tarn/core/combining_lock.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
+#include "tarn/core/at_fork.hpp"
 
 using namespace tarn::detail;
 
@@ -91,4 +94,43 @@ TEST_CASE("combining_lock runs queued updates on the thread that holds the lock"
   }
   CHECK(done_by[0] == std::this_thread::get_id());
   CHECK(done_by[1] == std::this_thread::get_id());
+}
+
+TEST_CASE("combining_lock drops the updates of the parent's waiting threads in a forked child",
+          "[core][combining_lock][at_fork]") {
+  struct scene {
+    combining_lock<noting_update> lock;
+    held_at_fork<combining_lock<noting_update>> member{lock};
+    std::atomic<bool> begins{false};
+    std::atomic<bool> is_queued{false};
+    int applied[2] = {};
+    void count(unsigned thread) {
+      lock.run({thread, is_queued}, [this](noting_update const& u) noexcept { ++applied[u.thread]; });
+    }
+  } its;
+  std::thread other([&] {
+    while (!its.begins) std::this_thread::yield();
+    its.count(1);
+  });
+  {
+    // Taken after the lock: the other thread publishes its update while the forking thread holds the lock.
+    at_fork const later(
+        &its,
+        [](void* of) noexcept {
+          auto& s = *static_cast<scene*>(of);
+          s.begins = true;
+          while (!s.is_queued) std::this_thread::yield();
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          return true;
+        },
+        [](void*, fork_side) noexcept {});
+    CHECK(tarn::child_of([&] {
+            its.count(0);
+            return its.applied[0] == 1 && its.applied[1] == 0;
+          }) == 0);
+  }
+  other.join();
+  its.count(0);
+  CHECK(its.applied[0] == 1);
+  CHECK(its.applied[1] == 1);
 }

@@ -1564,6 +1564,13 @@ PLANTED = {
             finder="tests/transfer/reservation.cpp",
         ),
         Mutant(
+            "a forked child makes the records of threads that wait in its parent",
+            "core/at_fork.hpp",
+            "if (side == fork_side::child) lock.forget_other_threads();",
+            "if (side == fork_side::parent) (void)lock;",
+            finder="tests/core/combining_lock.cpp",
+        ),
+        Mutant(
             "a block that outlives its reservation is lost to the limit",
             "transfer/reservation.hpp",
             "      memory_->budget().give(bytes);\n      return;\n",

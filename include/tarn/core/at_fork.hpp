@@ -276,7 +276,13 @@ class held_at_fork {
     static_cast<Lock*>(lock)->lock();
     return true;
   }
-  static void release(void* lock, fork_side) noexcept { static_cast<Lock*>(lock)->unlock(); }
+  static void release(void* of, fork_side side) noexcept {
+    auto& lock = *static_cast<Lock*>(of);
+    if constexpr (requires { lock.forget_other_threads(); }) {
+      if (side == fork_side::child) lock.forget_other_threads();
+    }
+    lock.unlock();
+  }
 
   at_fork member_;
 };

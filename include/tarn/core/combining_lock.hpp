@@ -82,6 +82,11 @@ class combining_lock {
   void lock() noexcept { lock_.lock(); }
   /// Unlocks without applying published updates; their threads find the lock free and apply them.
   void unlock() noexcept { lock_.unlock(); }
+  /// In a forked child, by the lock's holder: drops the updates of threads that do not exist there.
+  void forget_other_threads() noexcept {
+    asked_.store(0, std::memory_order_relaxed);
+    for (slot& s : slots_) s.at.store(step::free, std::memory_order_relaxed);
+  }
 
  private:
   struct step {  // of a type whose std::atomic is there anyway
