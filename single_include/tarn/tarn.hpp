@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_2a5caed1
+#define TARN_NAMESPACE tarn::inline v0_2_0_0bc136a8
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -589,6 +589,541 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call
 }  // namespace detail
 
 }  // namespace TARN_NAMESPACE
+// ---- tarn/core/at_fork.hpp
+// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held
+// by other threads would stay locked forever in the child, and the data they guard would be half changed. The
+// forking thread therefore takes every lock first, as glibc does for malloc, and releases them in the parent
+// and in the child:
+//
+//   forking thread                              another thread
+//   fork()                                      holds a lock, releases it
+//     take the locks one by one
+//     one is held? release all, try again       arrives: finds a lock held and waits, or backs off briefly
+//     -- the process is copied: no other thread holds a lock --
+//   parent: release all                         continues
+//   child: release all                          does not exist
+//
+// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the
+// forking thread itself holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken
+// within `patience` (its owner waits for this thread) is given up. The child constructs the locks anew, and
+// must not use the data of one that was given up.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+
+#include <ctime>
+#endif
+
+// ---- tarn/core/mutex.hpp
+// mutex and scoped_lock: std::mutex and std::unique_lock without the header mutex, which also brings chrono
+// and costs a compiler 25 ms.
+
+#include <pthread.h>
+
+namespace TARN_NAMESPACE::detail {
+
+class mutex {
+ public:
+  void lock() noexcept { (void)::pthread_mutex_lock(&mutex_); }
+  [[nodiscard]] bool try_lock() noexcept { return ::pthread_mutex_trylock(&mutex_) == 0; }
+  void unlock() noexcept { (void)::pthread_mutex_unlock(&mutex_); }
+
+ private:
+  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+};
+
+struct already_locked {};
+
+/// Holds a lock for its scope.
+template <class Lock>
+class scoped_lock {
+ public:
+  explicit scoped_lock(Lock& lock) : lock_(lock) { lock_.lock(); }
+  /// After lock.try_lock() has returned true.
+  scoped_lock(Lock& lock, already_locked) noexcept : lock_(lock) {}
+  scoped_lock& operator=(scoped_lock&&) = delete;
+  ~scoped_lock() { lock_.unlock(); }
+
+  /// Releases the lock for a while. lock() must follow before the end of the scope.
+  void unlock() { lock_.unlock(); }
+  void lock() { lock_.lock(); }
+
+ private:
+  Lock& lock_;
+};
+
+}  // namespace TARN_NAMESPACE::detail
+// ---- tarn/core/spin_lock.hpp
+// A minimal lock for critical sections of a few nanoseconds.
+
+#include <atomic>
+
+// ---- tarn/core/wait.hpp
+// Waits briefly for another thread.
+
+#if defined(__linux__)
+#include <sched.h>  // <thread> costs as much to include as all of core/
+
+#include <ctime>
+#else
+#include <thread>
+#endif
+
+namespace TARN_NAMESPACE::detail {
+
+/// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that
+/// thread may be waiting for the device.
+inline void spin_wait(unsigned tries) noexcept {
+  if (tries >= 64) {
+#if defined(__linux__)
+    if (tries >= 10'000) {
+      timespec const pause{0, 50'000};
+      (void)nanosleep(&pause, nullptr);
+      return;
+    }
+    (void)sched_yield();
+#else
+    std::this_thread::yield();
+#endif
+    return;
+  }
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // about as long as pause; yield returns at once
+#endif
+}
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE::detail {
+
+class spin_lock {
+ public:
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
+    return !taken_.exchange(true, std::memory_order_acquire);
+  }
+  void lock() noexcept {
+    for (unsigned tries = 0; !try_lock(); ++tries) spin_wait(tries);
+  }
+  TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+  /// A snapshot; may already be out of date.
+  [[nodiscard]] bool is_taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
+
+}  // namespace TARN_NAMESPACE::detail
+// ---- tarn/core/thread_tag.hpp
+// Identifiers for threads: an address among running threads, a number that is never reused, and a small
+// number among running threads.
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+
+namespace TARN_NAMESPACE::detail {
+
+/// Storage of a thread's number; 0 until the thread needs one.
+[[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
+  static thread_local constinit std::uint64_t number = 0;
+  return number;
+}
+
+/// The last number given; constant-initialised, so that it exists before any thread uses it. A module of the
+/// process may have one of its own (a plug-in with hidden symbols).
+inline constinit std::atomic<std::uint64_t> last_thread_number{0};
+
+/// Returns an address unique among running threads; a later thread may get the same one.
+inline void const* this_thread_tag() noexcept {
+  return &thread_number_place();
+}
+
+/// Returns a number unique to this thread and never reused; never 0. Assigned at the first call.
+[[nodiscard]] inline std::uint64_t this_thread_number() noexcept {
+  std::uint64_t& number = thread_number_place();
+  if (number == 0) number = last_thread_number.fetch_add(1, std::memory_order_relaxed) + 1;
+  return number;
+}
+
+// Small numbers for running threads: an array with one element per place has an element for each thread
+// alone.
+
+/// Number of places. Threads beyond it have none.
+inline constexpr unsigned thread_places = 32;
+
+/// Gives each place to one running thread at a time.
+class place_table {
+ public:
+  /// Takes the lowest free place; returns thread_places if there is none.
+  [[nodiscard]] unsigned take() noexcept {
+    std::uint32_t taken = taken_.load(std::memory_order_relaxed);
+    while (taken != ~std::uint32_t{0}) {
+      auto const place = static_cast<unsigned>(std::countr_one(taken));
+      if (taken_.compare_exchange_weak(taken, taken | std::uint32_t{1} << place, std::memory_order_acquire,
+                                       std::memory_order_relaxed)) {
+        return place;
+      }
+    }
+    return thread_places;
+  }
+  /// What the thread did at this place happens before what the next one does there.
+  void give(unsigned place) noexcept {
+    taken_.fetch_and(~(std::uint32_t{1} << place), std::memory_order_release);
+  }
+
+ private:
+  static_assert(thread_places == 32, "one bit each");
+  std::atomic<std::uint32_t> taken_{0};
+};
+
+/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique
+/// among those of its table. A forked child keeps the places of the threads that it does not have.
+inline constinit place_table places_of_threads{};
+
+/// The place of a thread; plain data, so that reading it needs no guard.
+struct thread_place {
+  place_table const* table = nullptr;  ///< that gave the place; null if the thread has none
+  unsigned index = thread_places;
+};
+inline thread_local constinit thread_place this_thread_place{};
+
+/// Gives the place of an ending thread back.
+class place_holder {
+ public:
+  place_holder& operator=(place_holder&&) = delete;
+  ~place_holder() {
+    over = true;
+    if (this_thread_place.table == nullptr) return;
+    unsigned const place = this_thread_place.index;
+    this_thread_place = {};
+    places_of_threads.give(place);
+  }
+
+  /// Takes a place for the calling thread, which has none, if one is free.
+  static void take() noexcept {
+    if (over) return;
+    static thread_local place_holder holder;
+    (void)holder;
+    if (unsigned const place = places_of_threads.take(); place != thread_places)
+      this_thread_place = {&places_of_threads, place};
+  }
+  /// The same. A thread that gets none has none for good.
+  static void take_now_or_never() noexcept {
+    if (this_thread_place.table != nullptr) return;
+    take();
+    over = this_thread_place.table == nullptr;
+  }
+
+ private:
+  /// code that runs later, in other destructors, has no place
+  static inline thread_local constinit bool over = false;
+};
+
+}  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE::detail {
+
+enum class fork_side : std::uint8_t { parent, child };
+
+/// A lock to take before a fork and to release after it, on both sides.
+class at_fork {
+ public:
+  using take_function = bool (*)(void* self) noexcept;  ///< false: could not take it; must not wait for long
+  /// In the child it is also called if the lock could not be taken.
+  using release_function = void (*)(void* self, fork_side side) noexcept;
+
+  at_fork(void* self, take_function take, release_function release) noexcept
+      : self_(self), take_(take), release_(release) {
+    mine_->add(*this);
+  }
+  at_fork& operator=(at_fork&&) = delete;
+  ~at_fork() { mine_->remove(*this); }
+
+  /// Returns true while a thread is about to fork; other threads should back off.
+  [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
+
+  /// The number of this process in this module: a forked child has a higher one.
+  [[nodiscard]] static std::uint64_t process() noexcept {
+    registry.hook();
+    return registry.process.load(std::memory_order_relaxed);
+  }
+
+ private:
+  friend class creating_process;
+
+  /// The list of this module's members: plain data, constant-initialised, never destroyed.
+  struct members {
+    spin_lock lock;
+    at_fork* first = nullptr;
+    at_fork* last = nullptr;
+    std::atomic<bool> hooked{false};
+    std::atomic<bool> forking{false};
+    std::atomic<std::uint64_t> process{1};
+
+    /// Installs the process's fork hook once.
+    void hook() noexcept {
+      if (hooked.load(std::memory_order_acquire)) return;
+      lock.lock();
+#if defined(__unix__) || defined(__APPLE__)
+      if (!hooked) hooked = ::pthread_atfork(&before, &in_parent, &in_child) == 0;
+#endif
+      lock.unlock();
+    }
+    void add(at_fork& m) noexcept {
+      hook();
+      lock.lock();
+      m.previous_ = last;
+      (last != nullptr ? last->next_ : first) = &m;
+      last = &m;
+      lock.unlock();
+    }
+    void remove(at_fork& m) noexcept {
+      lock.lock();
+      (m.previous_ != nullptr ? m.previous_->next_ : first) = m.next_;
+      (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
+      lock.unlock();
+    }
+    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing
+    /// taken, if one of them could not be taken. With `last_try` it skips those members instead.
+    [[nodiscard]] bool take_all(bool const last_try) noexcept {
+      lock.lock();
+      for (at_fork* m = first; m != nullptr; m = m->next_) {
+        m->taken_ = m->take_(m->self_);
+        if (m->taken_ || last_try) continue;
+        for (at_fork* back = m->previous_; back != nullptr; back = back->previous_)
+          back->release_(back->self_, fork_side::parent);
+        lock.unlock();
+        return false;
+      }
+      return true;
+    }
+    /// Releases in reverse order: a later member may depend on an earlier one.
+    void release_all(fork_side const side) noexcept {
+      for (at_fork* m = last; m != nullptr; m = m->previous_) {
+        if (m->taken_ || side == fork_side::child) m->release_(m->self_, side);
+      }
+      lock.unlock();
+    }
+  };
+
+  static constexpr long patience = 2;  ///< seconds
+
+#if defined(__unix__) || defined(__APPLE__)
+  static void before() noexcept {
+    registry.forking.store(true, std::memory_order_relaxed);
+    timespec begin{};
+    (void)::clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (bool last_try = false; !registry.take_all(last_try);) {
+      timespec const pause{0, 50'000};
+      (void)::nanosleep(&pause, nullptr);
+      timespec now{};
+      (void)::clock_gettime(CLOCK_MONOTONIC, &now);
+      last_try = now.tv_sec - begin.tv_sec > patience;
+    }
+  }
+  static void in_parent() noexcept {
+    registry.forking.store(false, std::memory_order_relaxed);
+    registry.release_all(fork_side::parent);
+  }
+  static void in_child() noexcept {
+    registry.forking.store(false, std::memory_order_relaxed);
+    registry.process.fetch_add(1, std::memory_order_relaxed);
+    registry.release_all(fork_side::child);
+  }
+#endif
+
+  static members registry;
+
+  members* mine_ = &registry;  ///< of the constructing module; another one may destroy this
+  void* self_;
+  take_function take_;
+  release_function release_;
+  at_fork* previous_ = nullptr;
+  at_fork* next_ = nullptr;
+  bool taken_ = false;
+};
+inline constinit at_fork::members at_fork::registry{};
+
+/// Remembers the process that constructs it: a forked child has a copy of what that process made, and must
+/// not use it.
+class creating_process {
+ public:
+  /// Whether this is that process, and no child of it.
+  [[nodiscard]] bool is_this() const noexcept { return number_ == now_->load(std::memory_order_relaxed); }
+
+ private:
+  std::uint64_t number_ = at_fork::process();
+  /// of the constructing module; another one may ask
+  std::atomic<std::uint64_t> const* now_ = &at_fork::registry.process;
+};
+
+/// Identifies the calling thread among the running ones, in all modules of the process.
+[[nodiscard]] inline void const* this_thread_of_process() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+  return reinterpret_cast<void const*>(::pthread_self());
+#else
+  return this_thread_tag();
+#endif
+}
+
+/// A mutex that is unlocked in a forked child, unless the forking thread itself held it.
+class fork_mutex {
+ public:
+  void lock() {
+    if (at_fork::is_near()) [[unlikely]]
+      make_way();
+    mutex_.lock();
+    owner_.store(this_thread_of_process(), std::memory_order_relaxed);
+  }
+  [[nodiscard]] bool try_lock() {
+    if (!mutex_.try_lock()) return false;
+    owner_.store(this_thread_of_process(), std::memory_order_relaxed);
+    return true;
+  }
+  void unlock() {
+    owner_.store(nullptr, std::memory_order_relaxed);
+    mutex_.unlock();
+  }
+
+  /// Returns true if the calling thread holds the mutex.
+  [[nodiscard]] bool is_mine() const noexcept {
+    return owner_.load(std::memory_order_relaxed) == this_thread_of_process();
+  }
+
+ private:
+  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait
+  /// is bounded: this thread may hold a lock that the forking thread needs.
+  TARN_NOINLINE static void make_way() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+    for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
+      timespec const pause{0, 50'000};
+      (void)::nanosleep(&pause, nullptr);
+    }
+#endif
+  }
+  static bool take(void* self) noexcept {
+    auto& m = *static_cast<fork_mutex*>(self);
+    m.forker_has_it_ = m.is_mine();
+    if (m.forker_has_it_) return true;
+    return m.try_lock();
+  }
+  static void release(void* self, fork_side side) noexcept {
+    auto& m = *static_cast<fork_mutex*>(self);
+    if (m.forker_has_it_) return;
+    if (side == fork_side::parent) return m.unlock();
+    m.owner_.store(nullptr, std::memory_order_relaxed);
+    (void)::new (static_cast<void*>(&m.mutex_)) mutex;  // another owner does not exist in the child
+  }
+
+  mutex mutex_;
+  std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
+  bool forker_has_it_ = false;               ///< the forking thread held it before the fork
+  at_fork member_{this, &take, &release};
+};
+
+/// A fork_mutex that its owner thread may lock again.
+class recursive_fork_mutex {
+ public:
+  void lock() {
+    if (!is_mine()) {
+      mutex_.lock();
+      depth_ = 0;  // in a forked child it may be the count of an owner that does not exist there
+    }
+    ++depth_;
+  }
+  [[nodiscard]] bool try_lock() {
+    if (!is_mine()) {
+      if (!mutex_.try_lock()) return false;
+      depth_ = 0;
+    }
+    ++depth_;
+    return true;
+  }
+  void unlock() {
+    if (--depth_ == 0) mutex_.unlock();
+  }
+
+  /// Returns true if the calling thread holds the mutex.
+  [[nodiscard]] bool is_mine() const noexcept { return mutex_.is_mine(); }
+
+ private:
+  fork_mutex mutex_;
+  std::size_t depth_ = 0;  ///< lock count of the owner thread
+};
+
+/// Takes a lock at fork that is only ever held for nanoseconds and never while its owner waits.
+template <class Lock>
+class held_at_fork {
+ public:
+  explicit held_at_fork(Lock& lock) noexcept : member_(&lock, &take, &release) {}
+
+ private:
+  static bool take(void* lock) noexcept {
+    static_cast<Lock*>(lock)->lock();
+    return true;
+  }
+  static void release(void* of, fork_side side) noexcept {
+    auto& lock = *static_cast<Lock*>(of);
+    if constexpr (requires { lock.forget_other_threads(); }) {
+      if (side == fork_side::child) lock.forget_other_threads();
+    }
+    lock.unlock();
+  }
+
+  at_fork member_;
+};
+
+/// The mutex of a list that a module never destroys, and that fork() must find unlocked. Every object that
+/// locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been
+/// unloaded, and the mutex with it.
+class static_mutex {
+ public:
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
+  class user {
+   public:
+    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
+
+   private:
+    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
+    static void release(void* of, fork_side side) noexcept {
+      static_cast<user*>(of)->mutex_.release_after_fork(side);
+    }
+
+    static_mutex& mutex_;
+    at_fork member_{this, &take, &release};
+  };
+
+ private:
+  // By the forking thread, which takes the mutex once for all users.
+  [[nodiscard]] bool take_for_fork() noexcept {
+    if (taken_ == 0 && !mutex_.try_lock()) return false;
+    ++taken_;
+    return true;
+  }
+  void release_after_fork(fork_side side) noexcept {
+    if (side == fork_side::parent) {
+      if (--taken_ == 0) mutex_.unlock();
+      return;
+    }
+    taken_ = 0;
+    (void)::new (static_cast<void*>(&mutex_)) mutex;  // another owner does not exist in the child
+  }
+
+  mutex mutex_;
+  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
+};
+
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/bytes.hpp
 // Sizes and alignments: literals, rounding, arithmetic that cannot wrap, and bytes by element type.
 
@@ -1101,45 +1636,6 @@ constexpr T exchange(T& object, std::type_identity_t<T> value) noexcept {
 }
 
 }  // namespace TARN_NAMESPACE::detail
-// ---- tarn/core/mutex.hpp
-// mutex and scoped_lock: std::mutex and std::unique_lock without the header mutex, which also brings chrono
-// and costs a compiler 25 ms.
-
-#include <pthread.h>
-
-namespace TARN_NAMESPACE::detail {
-
-class mutex {
- public:
-  void lock() noexcept { (void)::pthread_mutex_lock(&mutex_); }
-  [[nodiscard]] bool try_lock() noexcept { return ::pthread_mutex_trylock(&mutex_) == 0; }
-  void unlock() noexcept { (void)::pthread_mutex_unlock(&mutex_); }
-
- private:
-  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
-};
-
-struct already_locked {};
-
-/// Holds a lock for its scope.
-template <class Lock>
-class scoped_lock {
- public:
-  explicit scoped_lock(Lock& lock) : lock_(lock) { lock_.lock(); }
-  /// After lock.try_lock() has returned true.
-  scoped_lock(Lock& lock, already_locked) noexcept : lock_(lock) {}
-  scoped_lock& operator=(scoped_lock&&) = delete;
-  ~scoped_lock() { lock_.unlock(); }
-
-  /// Releases the lock for a while. lock() must follow before the end of the scope.
-  void unlock() { lock_.unlock(); }
-  void lock() { lock_.lock(); }
-
- private:
-  Lock& lock_;
-};
-
-}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/resource.hpp
 // Concepts for resources, page sources and memory sources, and the tags of their memory.
 //
@@ -1418,175 +1914,6 @@ constexpr bool check_memory_source() {
 }
 
 }  // namespace TARN_NAMESPACE
-// ---- tarn/core/spin_lock.hpp
-// A minimal lock for critical sections of a few nanoseconds.
-
-#include <atomic>
-
-// ---- tarn/core/wait.hpp
-// Waits briefly for another thread.
-
-#if defined(__linux__)
-#include <sched.h>  // <thread> costs as much to include as all of core/
-
-#include <ctime>
-#else
-#include <thread>
-#endif
-
-namespace TARN_NAMESPACE::detail {
-
-/// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that
-/// thread may be waiting for the device.
-inline void spin_wait(unsigned tries) noexcept {
-  if (tries >= 64) {
-#if defined(__linux__)
-    if (tries >= 10'000) {
-      timespec const pause{0, 50'000};
-      (void)nanosleep(&pause, nullptr);
-      return;
-    }
-    (void)sched_yield();
-#else
-    std::this_thread::yield();
-#endif
-    return;
-  }
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");  // about as long as pause; yield returns at once
-#endif
-}
-
-}  // namespace TARN_NAMESPACE::detail
-
-namespace TARN_NAMESPACE::detail {
-
-class spin_lock {
- public:
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
-    return !taken_.exchange(true, std::memory_order_acquire);
-  }
-  void lock() noexcept {
-    for (unsigned tries = 0; !try_lock(); ++tries) spin_wait(tries);
-  }
-  TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
-  /// A snapshot; may already be out of date.
-  [[nodiscard]] bool is_taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<bool> taken_{false};
-};
-
-}  // namespace TARN_NAMESPACE::detail
-// ---- tarn/core/thread_tag.hpp
-// Identifiers for threads: an address among running threads, a number that is never reused, and a small
-// number among running threads.
-
-#include <atomic>
-#include <bit>
-#include <cstdint>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Storage of a thread's number; 0 until the thread needs one.
-[[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
-  static thread_local constinit std::uint64_t number = 0;
-  return number;
-}
-
-/// The last number given; constant-initialised, so that it exists before any thread uses it. A module of the
-/// process may have one of its own (a plug-in with hidden symbols).
-inline constinit std::atomic<std::uint64_t> last_thread_number{0};
-
-/// Returns an address unique among running threads; a later thread may get the same one.
-inline void const* this_thread_tag() noexcept {
-  return &thread_number_place();
-}
-
-/// Returns a number unique to this thread and never reused; never 0. Assigned at the first call.
-[[nodiscard]] inline std::uint64_t this_thread_number() noexcept {
-  std::uint64_t& number = thread_number_place();
-  if (number == 0) number = last_thread_number.fetch_add(1, std::memory_order_relaxed) + 1;
-  return number;
-}
-
-// Small numbers for running threads: an array with one element per place has an element for each thread
-// alone.
-
-/// Number of places. Threads beyond it have none.
-inline constexpr unsigned thread_places = 32;
-
-/// Gives each place to one running thread at a time.
-class place_table {
- public:
-  /// Takes the lowest free place; returns thread_places if there is none.
-  [[nodiscard]] unsigned take() noexcept {
-    std::uint32_t taken = taken_.load(std::memory_order_relaxed);
-    while (taken != ~std::uint32_t{0}) {
-      auto const place = static_cast<unsigned>(std::countr_one(taken));
-      if (taken_.compare_exchange_weak(taken, taken | std::uint32_t{1} << place, std::memory_order_acquire,
-                                       std::memory_order_relaxed)) {
-        return place;
-      }
-    }
-    return thread_places;
-  }
-  /// What the thread did at this place happens before what the next one does there.
-  void give(unsigned place) noexcept {
-    taken_.fetch_and(~(std::uint32_t{1} << place), std::memory_order_release);
-  }
-
- private:
-  static_assert(thread_places == 32, "one bit each");
-  std::atomic<std::uint32_t> taken_{0};
-};
-
-/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique
-/// among those of its table. A forked child keeps the places of the threads that it does not have.
-inline constinit place_table places_of_threads{};
-
-/// The place of a thread; plain data, so that reading it needs no guard.
-struct thread_place {
-  place_table const* table = nullptr;  ///< that gave the place; null if the thread has none
-  unsigned index = thread_places;
-};
-inline thread_local constinit thread_place this_thread_place{};
-
-/// Gives the place of an ending thread back.
-class place_holder {
- public:
-  place_holder& operator=(place_holder&&) = delete;
-  ~place_holder() {
-    over = true;
-    if (this_thread_place.table == nullptr) return;
-    unsigned const place = this_thread_place.index;
-    this_thread_place = {};
-    places_of_threads.give(place);
-  }
-
-  /// Takes a place for the calling thread, which has none, if one is free.
-  static void take() noexcept {
-    if (over) return;
-    static thread_local place_holder holder;
-    (void)holder;
-    if (unsigned const place = places_of_threads.take(); place != thread_places)
-      this_thread_place = {&places_of_threads, place};
-  }
-  /// The same. A thread that gets none has none for good.
-  static void take_now_or_never() noexcept {
-    if (this_thread_place.table != nullptr) return;
-    take();
-    over = this_thread_place.table == nullptr;
-  }
-
- private:
-  /// code that runs later, in other destructors, has no place
-  static inline thread_local constinit bool over = false;
-};
-
-}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/capture_gate.hpp
 // Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the
 // whole device and invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and
@@ -2206,14 +2533,15 @@ struct captured_handle {
   stream_id id = stream_ref::unknown_id;
 };
 
-/// The captured streams of the process. Thread-safe, never allocates; O(captured streams).
+/// The captured streams of the process. Thread-safe, also across fork(), never allocates; O(captured
+/// streams).
 class captured_handles {
  public:
   /// Notes a stream of a capture; its handle and identity are known. Does nothing for default streams, which
   /// need no query.
   static void add(stream_ref stream) noexcept {
     if (is_default_stream(stream)) return;
-    scoped_lock const guard(lock);
+    scoped_lock const guard(locked_at_fork());
     for (entry& e : entries) {
       if (e.handle == stream.handle() && e.id != stream.id()) e = entry{};  // of a destroyed stream
     }
@@ -2221,7 +2549,7 @@ class captured_handles {
   }
   /// Forgets it; another pool may have noted it as well.
   static void remove(stream_id id) noexcept {
-    scoped_lock const guard(lock);
+    scoped_lock const guard(locked_at_fork());
     for (entry& e : entries) {
       if (e.id != id) continue;
       e = entry{};
@@ -2230,7 +2558,7 @@ class captured_handles {
   }
   /// The identity of a captured stream that was noted; unknown_id if it was not.
   [[nodiscard]] static stream_id find(void* handle) noexcept {
-    scoped_lock const guard(lock);
+    scoped_lock const guard(locked_at_fork());
     forget_assigned();
     for (entry const& e : entries) {
       if (e.handle == handle && e.id != stream_ref::unknown_id) return e.id;
@@ -2239,7 +2567,7 @@ class captured_handles {
   }
   /// Notes a captured stream under a new identity. unknown_id if too many are noted.
   [[nodiscard]] static stream_id add_unknown(void* handle) noexcept {
-    scoped_lock const guard(lock);
+    scoped_lock const guard(locked_at_fork());
     return put(handle, assigned | ++last);
   }
 
@@ -2249,6 +2577,11 @@ class captured_handles {
   /// No stream's identity has this bit: a driver counts streams from 1, and default streams have higher bits.
   static constexpr stream_id assigned = stream_id{1} << 60;
 
+  /// The lock, which fork() finds unlocked.
+  static spin_lock& locked_at_fork() noexcept {
+    static held_at_fork<spin_lock> const member{lock};
+    return lock;
+  }
   /// Forgets the assigned identities if the last open capture has ended since, whichever version of tarn
   /// closed it.
   static void forget_assigned() noexcept {
@@ -6016,332 +6349,6 @@ static_assert(resource<pinned_host>);
 #include <cstdint>
 #include <utility>
 
-// ---- tarn/core/at_fork.hpp
-// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held
-// by other threads would stay locked forever in the child, and the data they guard would be half changed. The
-// forking thread therefore takes every lock first, as glibc does for malloc, and releases them in the parent
-// and in the child:
-//
-//   forking thread                              another thread
-//   fork()                                      holds a lock, releases it
-//     take the locks one by one
-//     one is held? release all, try again       arrives: finds a lock held and waits, or backs off briefly
-//     -- the process is copied: no other thread holds a lock --
-//   parent: release all                         continues
-//   child: release all                          does not exist
-//
-// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the
-// forking thread itself holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken
-// within `patience` (its owner waits for this thread) is given up. The child constructs the locks anew, and
-// must not use the data of one that was given up.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <new>
-
-#if defined(__unix__) || defined(__APPLE__)
-#include <pthread.h>
-
-#include <ctime>
-#endif
-
-namespace TARN_NAMESPACE::detail {
-
-enum class fork_side : std::uint8_t { parent, child };
-
-/// A lock to take before a fork and to release after it, on both sides.
-class at_fork {
- public:
-  using take_function = bool (*)(void* self) noexcept;  ///< false: could not take it; must not wait for long
-  /// In the child it is also called if the lock could not be taken.
-  using release_function = void (*)(void* self, fork_side side) noexcept;
-
-  at_fork(void* self, take_function take, release_function release) noexcept
-      : self_(self), take_(take), release_(release) {
-    mine_->add(*this);
-  }
-  at_fork& operator=(at_fork&&) = delete;
-  ~at_fork() { mine_->remove(*this); }
-
-  /// Returns true while a thread is about to fork; other threads should back off.
-  [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
-
-  /// The number of this process in this module: a forked child has a higher one.
-  [[nodiscard]] static std::uint64_t process() noexcept {
-    registry.hook();
-    return registry.process.load(std::memory_order_relaxed);
-  }
-
- private:
-  friend class creating_process;
-
-  /// The list of this module's members: plain data, constant-initialised, never destroyed.
-  struct members {
-    spin_lock lock;
-    at_fork* first = nullptr;
-    at_fork* last = nullptr;
-    std::atomic<bool> hooked{false};
-    std::atomic<bool> forking{false};
-    std::atomic<std::uint64_t> process{1};
-
-    /// Installs the process's fork hook once.
-    void hook() noexcept {
-      if (hooked.load(std::memory_order_acquire)) return;
-      lock.lock();
-#if defined(__unix__) || defined(__APPLE__)
-      if (!hooked) hooked = ::pthread_atfork(&before, &in_parent, &in_child) == 0;
-#endif
-      lock.unlock();
-    }
-    void add(at_fork& m) noexcept {
-      hook();
-      lock.lock();
-      m.previous_ = last;
-      (last != nullptr ? last->next_ : first) = &m;
-      last = &m;
-      lock.unlock();
-    }
-    void remove(at_fork& m) noexcept {
-      lock.lock();
-      (m.previous_ != nullptr ? m.previous_->next_ : first) = m.next_;
-      (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
-      lock.unlock();
-    }
-    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing
-    /// taken, if one of them could not be taken. With `last_try` it skips those members instead.
-    [[nodiscard]] bool take_all(bool const last_try) noexcept {
-      lock.lock();
-      for (at_fork* m = first; m != nullptr; m = m->next_) {
-        m->taken_ = m->take_(m->self_);
-        if (m->taken_ || last_try) continue;
-        for (at_fork* back = m->previous_; back != nullptr; back = back->previous_)
-          back->release_(back->self_, fork_side::parent);
-        lock.unlock();
-        return false;
-      }
-      return true;
-    }
-    /// Releases in reverse order: a later member may depend on an earlier one.
-    void release_all(fork_side const side) noexcept {
-      for (at_fork* m = last; m != nullptr; m = m->previous_) {
-        if (m->taken_ || side == fork_side::child) m->release_(m->self_, side);
-      }
-      lock.unlock();
-    }
-  };
-
-  static constexpr long patience = 2;  ///< seconds
-
-#if defined(__unix__) || defined(__APPLE__)
-  static void before() noexcept {
-    registry.forking.store(true, std::memory_order_relaxed);
-    timespec begin{};
-    (void)::clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (bool last_try = false; !registry.take_all(last_try);) {
-      timespec const pause{0, 50'000};
-      (void)::nanosleep(&pause, nullptr);
-      timespec now{};
-      (void)::clock_gettime(CLOCK_MONOTONIC, &now);
-      last_try = now.tv_sec - begin.tv_sec > patience;
-    }
-  }
-  static void in_parent() noexcept {
-    registry.forking.store(false, std::memory_order_relaxed);
-    registry.release_all(fork_side::parent);
-  }
-  static void in_child() noexcept {
-    registry.forking.store(false, std::memory_order_relaxed);
-    registry.process.fetch_add(1, std::memory_order_relaxed);
-    registry.release_all(fork_side::child);
-  }
-#endif
-
-  static members registry;
-
-  members* mine_ = &registry;  ///< of the constructing module; another one may destroy this
-  void* self_;
-  take_function take_;
-  release_function release_;
-  at_fork* previous_ = nullptr;
-  at_fork* next_ = nullptr;
-  bool taken_ = false;
-};
-inline constinit at_fork::members at_fork::registry{};
-
-/// Remembers the process that constructs it: a forked child has a copy of what that process made, and must
-/// not use it.
-class creating_process {
- public:
-  /// Whether this is that process, and no child of it.
-  [[nodiscard]] bool is_this() const noexcept { return number_ == now_->load(std::memory_order_relaxed); }
-
- private:
-  std::uint64_t number_ = at_fork::process();
-  /// of the constructing module; another one may ask
-  std::atomic<std::uint64_t> const* now_ = &at_fork::registry.process;
-};
-
-/// Identifies the calling thread among the running ones, in all modules of the process.
-[[nodiscard]] inline void const* this_thread_of_process() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-  return reinterpret_cast<void const*>(::pthread_self());
-#else
-  return this_thread_tag();
-#endif
-}
-
-/// A mutex that is unlocked in a forked child, unless the forking thread itself held it.
-class fork_mutex {
- public:
-  void lock() {
-    if (at_fork::is_near()) [[unlikely]]
-      make_way();
-    mutex_.lock();
-    owner_.store(this_thread_of_process(), std::memory_order_relaxed);
-  }
-  [[nodiscard]] bool try_lock() {
-    if (!mutex_.try_lock()) return false;
-    owner_.store(this_thread_of_process(), std::memory_order_relaxed);
-    return true;
-  }
-  void unlock() {
-    owner_.store(nullptr, std::memory_order_relaxed);
-    mutex_.unlock();
-  }
-
-  /// Returns true if the calling thread holds the mutex.
-  [[nodiscard]] bool is_mine() const noexcept {
-    return owner_.load(std::memory_order_relaxed) == this_thread_of_process();
-  }
-
- private:
-  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait
-  /// is bounded: this thread may hold a lock that the forking thread needs.
-  TARN_NOINLINE static void make_way() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-    for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
-      timespec const pause{0, 50'000};
-      (void)::nanosleep(&pause, nullptr);
-    }
-#endif
-  }
-  static bool take(void* self) noexcept {
-    auto& m = *static_cast<fork_mutex*>(self);
-    m.forker_has_it_ = m.is_mine();
-    if (m.forker_has_it_) return true;
-    return m.try_lock();
-  }
-  static void release(void* self, fork_side side) noexcept {
-    auto& m = *static_cast<fork_mutex*>(self);
-    if (m.forker_has_it_) return;
-    if (side == fork_side::parent) return m.unlock();
-    m.owner_.store(nullptr, std::memory_order_relaxed);
-    (void)::new (static_cast<void*>(&m.mutex_)) mutex;  // another owner does not exist in the child
-  }
-
-  mutex mutex_;
-  std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
-  bool forker_has_it_ = false;               ///< the forking thread held it before the fork
-  at_fork member_{this, &take, &release};
-};
-
-/// A fork_mutex that its owner thread may lock again.
-class recursive_fork_mutex {
- public:
-  void lock() {
-    if (!is_mine()) {
-      mutex_.lock();
-      depth_ = 0;  // in a forked child it may be the count of an owner that does not exist there
-    }
-    ++depth_;
-  }
-  [[nodiscard]] bool try_lock() {
-    if (!is_mine()) {
-      if (!mutex_.try_lock()) return false;
-      depth_ = 0;
-    }
-    ++depth_;
-    return true;
-  }
-  void unlock() {
-    if (--depth_ == 0) mutex_.unlock();
-  }
-
-  /// Returns true if the calling thread holds the mutex.
-  [[nodiscard]] bool is_mine() const noexcept { return mutex_.is_mine(); }
-
- private:
-  fork_mutex mutex_;
-  std::size_t depth_ = 0;  ///< lock count of the owner thread
-};
-
-/// Takes a lock at fork that is only ever held for nanoseconds and never while its owner waits.
-template <class Lock>
-class held_at_fork {
- public:
-  explicit held_at_fork(Lock& lock) noexcept : member_(&lock, &take, &release) {}
-
- private:
-  static bool take(void* lock) noexcept {
-    static_cast<Lock*>(lock)->lock();
-    return true;
-  }
-  static void release(void* of, fork_side side) noexcept {
-    auto& lock = *static_cast<Lock*>(of);
-    if constexpr (requires { lock.forget_other_threads(); }) {
-      if (side == fork_side::child) lock.forget_other_threads();
-    }
-    lock.unlock();
-  }
-
-  at_fork member_;
-};
-
-/// The mutex of a list that a module never destroys, and that fork() must find unlocked. Every object that
-/// locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been
-/// unloaded, and the mutex with it.
-class static_mutex {
- public:
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
-
-  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
-  class user {
-   public:
-    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
-
-   private:
-    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
-    static void release(void* of, fork_side side) noexcept {
-      static_cast<user*>(of)->mutex_.release_after_fork(side);
-    }
-
-    static_mutex& mutex_;
-    at_fork member_{this, &take, &release};
-  };
-
- private:
-  // By the forking thread, which takes the mutex once for all users.
-  [[nodiscard]] bool take_for_fork() noexcept {
-    if (taken_ == 0 && !mutex_.try_lock()) return false;
-    ++taken_;
-    return true;
-  }
-  void release_after_fork(fork_side side) noexcept {
-    if (side == fork_side::parent) {
-      if (--taken_ == 0) mutex_.unlock();
-      return;
-    }
-    taken_ = 0;
-    (void)::new (static_cast<void*>(&mutex_)) mutex;  // another owner does not exist in the child
-  }
-
-  mutex mutex_;
-  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
-};
-
-}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/owned.hpp
 // owned<T>: a heap object with one owner. counted<T>: one with several owners, on any threads; the last owner
 // deletes it. They replace std::unique_ptr and std::shared_ptr without including <memory>, which costs a

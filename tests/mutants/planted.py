@@ -1571,6 +1571,13 @@ PLANTED = {
             finder="tests/core/combining_lock.cpp",
         ),
         Mutant(
+            "a forked child waits for a thread that looked up a captured stream",
+            "driver/captured_handles.hpp",
+            "    static held_at_fork<spin_lock> const member{lock};\n",
+            "",
+            finder="tests/pool/graph_memories.cpp",
+        ),
+        Mutant(
             "a block that outlives its reservation is lost to the limit",
             "transfer/reservation.hpp",
             "      memory_->budget().give(bytes);\n      return;\n",

@@ -5,9 +5,12 @@
 #include "tarn/pool/graph/graph_memories.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 #include "tarn/driver/captured_handles.hpp"
 #include "tarn/pool/graph/captured_streams.hpp"
 #include "tarn/pool/graph/deferred_for_graphs.hpp"
@@ -105,6 +108,21 @@ TEST_CASE("captured_handles assigns an identity to a captured stream until no sc
   CHECK(captured_handles::find(&handles[1]) == stream_ref::unknown_id);
   detail::capture_gate::end_capture();
   CHECK(captured_handles::find(&handles[2]) == stream_ref::unknown_id);
+}
+
+TEST_CASE("captured_handles can be used in a child that is forked while other threads use them",
+          "[pool][graph_memories][capture][at_fork]") {
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    while (!over) (void)detail::captured_handles::find(&over);
+  });
+  int hung = 0;
+  for (int i = 0; i < 10 && hung == 0; ++i) {
+    hung += child_of([&] { return detail::captured_handles::find(&over) == stream_ref::unknown_id; });
+  }
+  over = true;
+  other.join();
+  CHECK(hung == 0);
 }
 
 TEST_CASE("captured_streams finds a stream until it is cleared, and is full at 64", "[graph_memories]") {

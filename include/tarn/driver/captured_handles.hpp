@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/spin_lock.hpp"
@@ -24,14 +25,15 @@ struct captured_handle {
   stream_id id = stream_ref::unknown_id;
 };
 
-/// The captured streams of the process. Thread-safe, never allocates; O(captured streams).
+/// The captured streams of the process. Thread-safe, also across fork(), never allocates; O(captured
+/// streams).
 class captured_handles {
  public:
   /// Notes a stream of a capture; its handle and identity are known. Does nothing for default streams, which
   /// need no query.
   static void add(stream_ref stream) noexcept {
     if (is_default_stream(stream)) return;
-    scoped_lock const guard(lock);
+    scoped_lock const guard(locked_at_fork());
     for (entry& e : entries) {
       if (e.handle == stream.handle() && e.id != stream.id()) e = entry{};  // of a destroyed stream
     }
@@ -39,7 +41,7 @@ class captured_handles {
   }
   /// Forgets it; another pool may have noted it as well.
   static void remove(stream_id id) noexcept {
-    scoped_lock const guard(lock);
+    scoped_lock const guard(locked_at_fork());
     for (entry& e : entries) {
       if (e.id != id) continue;
       e = entry{};
@@ -48,7 +50,7 @@ class captured_handles {
   }
   /// The identity of a captured stream that was noted; unknown_id if it was not.
   [[nodiscard]] static stream_id find(void* handle) noexcept {
-    scoped_lock const guard(lock);
+    scoped_lock const guard(locked_at_fork());
     forget_assigned();
     for (entry const& e : entries) {
       if (e.handle == handle && e.id != stream_ref::unknown_id) return e.id;
@@ -57,7 +59,7 @@ class captured_handles {
   }
   /// Notes a captured stream under a new identity. unknown_id if too many are noted.
   [[nodiscard]] static stream_id add_unknown(void* handle) noexcept {
-    scoped_lock const guard(lock);
+    scoped_lock const guard(locked_at_fork());
     return put(handle, assigned | ++last);
   }
 
@@ -67,6 +69,11 @@ class captured_handles {
   /// No stream's identity has this bit: a driver counts streams from 1, and default streams have higher bits.
   static constexpr stream_id assigned = stream_id{1} << 60;
 
+  /// The lock, which fork() finds unlocked.
+  static spin_lock& locked_at_fork() noexcept {
+    static held_at_fork<spin_lock> const member{lock};
+    return lock;
+  }
   /// Forgets the assigned identities if the last open capture has ended since, whichever version of tarn
   /// closed it.
   static void forget_assigned() noexcept {
