@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_0bc136a8
+#define TARN_NAMESPACE tarn::inline v0_2_0_47836e9a
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -2804,7 +2804,8 @@ status record_in_order(Driver const& driver, event_handle event, stream_ref stre
   return s.ok() ? driver.record_event(event, here.get()) : s;
 }
 /// Sets bytes of the driver's memory in the order of a stream of any device. A stream of another device,
-/// which may not reach the memory, waits for a stream of the driver's device.
+/// which may not reach the memory, waits for a stream of the driver's device; if that cannot be ordered, the
+/// host waits. After a failure no byte is set any more.
 template <stream_driver Driver>
 status fill_in_order(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
                      std::size_t bytes) noexcept {
@@ -2814,7 +2815,8 @@ status fill_in_order(Driver const& driver, stream_ref stream, void* p, unsigned 
   status s = here.made();
   if (s.ok()) s = make_wait(driver, here.get(), there, stream);
   if (s.ok()) s = driver.fill(here.get(), p, byte, bytes);
-  return s.ok() ? make_wait(there, stream, driver, here.get()) : s;
+  if (s.ok() && !make_wait(there, stream, driver, here.get()).ok()) s = driver.synchronize_stream(here.get());
+  return s;
 }
 
 /// Calls f(driver) for the driver's own device and for each other device in use.

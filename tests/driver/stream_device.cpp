@@ -191,6 +191,28 @@ TEST_CASE("fill_in_order sets bytes in the order of a stream of another device",
   CHECK(driver.free_device(p).ok());
 }
 
+TEST_CASE("fill_in_order waits on the host where a stream of another device cannot wait",
+          "[stream_device][faults]") {
+  sim_options o = devices(2);
+  o.backing = sim_backing::host_backed;
+  sim_machine const machine(o);
+  fault_plan const plan;
+  faulty<sim_driver> const driver(machine.driver(device_id{0}), plan);
+  stream_ref s;
+  REQUIRE(machine.driver(device_id{1}).create_stream(s).ok());
+  void* p = nullptr;
+  REQUIRE(driver.malloc_device(64, p).ok());
+  REQUIRE(machine.driver(device_id{1}).launch(s, 1'000'000, {}, [p] { std::memset(p, 1, 64); }).ok());
+  plan.fail(GENERATE(driver_call::create_event, driver_call::record_event, driver_call::wait_event), 2);
+  CHECK(detail::fill_in_order(driver, s, p, 7, 64).ok());
+  CHECK(plan.failed() == 1);
+  // The caller may write now: the fill is over.
+  CHECK(static_cast<unsigned char const*>(p)[0] == 7);
+  CHECK(static_cast<unsigned char const*>(p)[63] == 7);
+  CHECK(machine.leaks().events == 0);
+  CHECK(driver.free_device(p).ok());
+}
+
 TEST_CASE("all work of the devices in use is marked and waited for, and no other device is called",
           "[stream_device][all_work]") {
   sim_machine const machine(devices(4));

@@ -1578,6 +1578,13 @@ PLANTED = {
             finder="tests/pool/graph_memories.cpp",
         ),
         Mutant(
+            "nobody waits for a fill that a stream of another device cannot be ordered behind",
+            "driver/stream_device.hpp",
+            " s = driver.synchronize_stream(here.get());",
+            " s = status{};",
+            finder="tests/driver/stream_device.cpp",
+        ),
+        Mutant(
             "a block that outlives its reservation is lost to the limit",
             "transfer/reservation.hpp",
             "      memory_->budget().give(bytes);\n      return;\n",

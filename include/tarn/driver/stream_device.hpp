@@ -181,7 +181,8 @@ status record_in_order(Driver const& driver, event_handle event, stream_ref stre
   return s.ok() ? driver.record_event(event, here.get()) : s;
 }
 /// Sets bytes of the driver's memory in the order of a stream of any device. A stream of another device,
-/// which may not reach the memory, waits for a stream of the driver's device.
+/// which may not reach the memory, waits for a stream of the driver's device; if that cannot be ordered, the
+/// host waits. After a failure no byte is set any more.
 template <stream_driver Driver>
 status fill_in_order(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
                      std::size_t bytes) noexcept {
@@ -191,7 +192,8 @@ status fill_in_order(Driver const& driver, stream_ref stream, void* p, unsigned 
   status s = here.made();
   if (s.ok()) s = make_wait(driver, here.get(), there, stream);
   if (s.ok()) s = driver.fill(here.get(), p, byte, bytes);
-  return s.ok() ? make_wait(there, stream, driver, here.get()) : s;
+  if (s.ok() && !make_wait(there, stream, driver, here.get()).ok()) s = driver.synchronize_stream(here.get());
+  return s;
 }
 
 /// Calls f(driver) for the driver's own device and for each other device in use.
