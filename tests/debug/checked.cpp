@@ -7,6 +7,7 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/debug/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -509,4 +510,37 @@ TEST_CASE("checked leaves a block as it is that the current device's per-thread 
   memory.deallocate(stream, p, 1000);
   CHECK(p[0] == 7);
   REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+}
+
+TEST_CASE("checked allocates nothing if allocate_sync cannot wait for its fills",
+          "[policy][checked][faults]") {
+  sim_machine const machine;
+  fault_plan const plan;
+  auto memory =
+      basic_pages<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(), plan)) | pooled{} | checked{};
+  plan.fail(driver_call::synchronize_stream, 1);
+  CHECK_THROWS_AS(memory.allocate_sync(1_MiB), cuda_error);
+  CHECK(memory->live_blocks() == 0);
+  void* const p = memory.allocate_sync(1_MiB);
+  CHECK(memory->live_blocks() == 1);
+  memory.deallocate_sync(p, 1_MiB);
+}
+
+TEST_CASE("checked frees a block behind its poison if deallocate_sync cannot wait for that",
+          "[policy][checked][faults]") {
+  sim_machine const machine;
+  fault_plan const plan;
+  faulty<sim_driver> const driver(machine.driver(), plan);
+  auto pool = basic_pages<faulty<sim_driver>>(driver) | pooled{};
+  auto memory = pool | checked{};
+  constexpr std::size_t whole = 1_MiB + 2 * 256;
+  void* const p = memory.allocate_sync(1_MiB);
+  plan.fail(driver_call::synchronize_stream, 3);  // the first two read the fences
+  memory.deallocate_sync(p, 1_MiB);
+  CHECK(plan.failed() == 1);
+  auto* const q = static_cast<unsigned char*>(pool.allocate_sync(whole));
+  q[whole / 2] = 7;
+  REQUIRE(driver.synchronize_device().ok());
+  CHECK(q[whole / 2] == 7);
+  pool.deallocate_sync(q, whole);
 }

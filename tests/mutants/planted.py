@@ -1585,6 +1585,20 @@ PLANTED = {
             finder="tests/driver/stream_device.cpp",
         ),
         Mutant(
+            "checked hands out a block whose pattern may still be written",
+            "debug/checked.hpp",
+            "if (r.is_synchronous() && !captured) written = driver().synchronize_stream(r.stream);",
+            "if (r.is_synchronous() && !captured) (void)driver().synchronize_stream(r.stream);",
+            finder="tests/debug/checked.cpp",
+        ),
+        Mutant(
+            "checked frees a block before its poison is written, if it cannot wait for that",
+            "debug/checked.hpp",
+            "      freed = freed.in_stream_order().on(stream);\n",
+            "",
+            finder="tests/debug/checked.cpp",
+        ),
+        Mutant(
             "a block that outlives its reservation is lost to the limit",
             "transfer/reservation.hpp",
             "      memory_->budget().give(bytes);\n      return;\n",

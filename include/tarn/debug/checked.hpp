@@ -14,6 +14,7 @@
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/message.hpp"
@@ -101,6 +102,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// What the fences add to each block, bytes; for largest_available_block().
   [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
 
+  /// @throws cuda_error  allocate_sync() could not wait for the fills; nothing is allocated
   void* around_allocate(request const& asked, auto const& next) {
     request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     if (r.bytes == 0) return nullptr;
@@ -125,15 +127,23 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     b.fenced = !captured && has_contents(driver(), b.p) &&
                fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
     if (b.fenced) (void)detail::fill_in_order(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
+    status written;
+    if (r.is_synchronous() && !captured) written = driver().synchronize_stream(r.stream);
     {
       detail::scoped_lock const guard(mutex_);
-      history_.begin(b);
+      if (written.ok()) {
+        history_.begin(b);
+      } else {
+        history_.give_up_room();
+      }
     }
-    if (r.is_synchronous() && !captured) (void)driver().synchronize_stream(r.stream);
-    return b.p;
+    if (written.ok()) return b.p;
+    // The fills may still run, and would overwrite what the caller writes.
+    next.deallocate(fences_.whole_of(r.in_stream_order()), whole_of(b));
+    throw cuda_error(written, driver().device().value);
   }
   void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
-    request const r = asked.on(detail::named_stream<named>(driver(), asked.stream));
+    request r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
     stream_ref on = r.stream;
@@ -142,7 +152,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     bool const untouchable = !detail::make_usable(driver(), on, named) || is_capturing(on) ||
                              (b.used_elsewhere && !wait_for_uses()) || detail::sleeps(this->upstream());
     if (!untouchable) verify_fences(b, on);
-    if (untouchable || !b.fenced || !quarantine(b, on)) {
+    if (untouchable || !b.fenced || !quarantine(b, on, r)) {
       history_gone(b);
       next.deallocate(fences_.whole_of(r), whole_of(b));
       return;
@@ -359,11 +369,14 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
 
   /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that
-  /// stream.
-  bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
+  /// stream. @param freed  how to free a block that is not kept; behind the poison if that may still run
+  bool quarantine(detail::block_record const& b, stream_ref stream, request& freed) noexcept {
     if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
     if (!detail::fill_in_order(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
-    if (!driver().synchronize_stream(stream).ok()) return false;
+    if (!driver().synchronize_stream(stream).ok()) {
+      freed = freed.in_stream_order().on(stream);
+      return false;
+    }
     detail::scoped_lock const guard(mutex_);
     if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
     return true;
