@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_b0071c1b
+#define TARN_NAMESPACE tarn::inline v0_2_0_fb07b5df
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -23694,9 +23694,13 @@ class used_streams {
     for (stream_ref const known : streams_) {
       if (known.id() == id) return;
     }
+    stream_ref const latest = stream_ref::from(stream.handle(), id);
+    if (streams_.size() == most) {
+      streams_[next_++ % most] = latest;  // in place of the earliest one
+      return;
+    }
     try {
-      if (streams_.size() == most) streams_.erase_unordered(next_++ % most);
-      streams_.push_back(stream_ref::from(stream.handle(), id));
+      streams_.push_back(latest);
     } catch (...) {
     }
   }

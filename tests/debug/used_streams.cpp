@@ -49,3 +49,16 @@ TEST_CASE("used_streams::report_unfinished reports each stream with work once", 
   streams.report_unfinished(driver, "sleep");
   CHECK(reported::texts().size() == 1);
 }
+
+TEST_CASE("used_streams remembers the latest 64 streams", "[policy][used_streams]") {
+  sim_machine const machine;
+  sim_driver const driver = machine.driver();
+  std::vector<stream_ref> all(200);
+  for (stream_ref& s : all) REQUIRE(driver.create_stream(s).ok());
+  reported const now;
+  detail::used_streams<sim_driver> streams;
+  for (stream_ref const s : all) streams.note(driver, s);
+  for (std::size_t i = all.size() - 64; i < all.size(); ++i) REQUIRE(machine.launch(all[i], a_second).ok());
+  streams.report_unfinished(driver, "sleep");
+  CHECK(reported::texts().size() == 64);
+}

@@ -1592,6 +1592,13 @@ PLANTED = {
             finder="tests/debug/checked.cpp",
         ),
         Mutant(
+            "a stream that used blocks is forgotten before earlier ones",
+            "debug/used_streams.hpp",
+            "streams_[next_++ % most] = latest;",
+            "streams_.back() = latest;",
+            finder="tests/debug/used_streams.cpp",
+        ),
+        Mutant(
             "checked frees a block before its poison is written, if it cannot wait for that",
             "debug/checked.hpp",
             "      freed = freed.in_stream_order().on(stream);\n",

@@ -28,9 +28,13 @@ class used_streams {
     for (stream_ref const known : streams_) {
       if (known.id() == id) return;
     }
+    stream_ref const latest = stream_ref::from(stream.handle(), id);
+    if (streams_.size() == most) {
+      streams_[next_++ % most] = latest;  // in place of the earliest one
+      return;
+    }
     try {
-      if (streams_.size() == most) streams_.erase_unordered(next_++ % most);
-      streams_.push_back(stream_ref::from(stream.handle(), id));
+      streams_.push_back(latest);
     } catch (...) {
     }
   }
