@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_fb07b5df
+#define TARN_NAMESPACE tarn::inline v0_2_0_e9a158f3
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -22408,7 +22408,8 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
   /// What stays free while the pool grows, bytes: what others can take, and what the driver needs beside
   /// that.
   [[nodiscard]] std::size_t headroom_bytes() const noexcept {
-    return bytes_ != 0 ? bytes_ + allocation_overhead(this->driver()) : 0;
+    std::size_t const overhead = allocation_overhead(this->driver());
+    return bytes_ != 0 ? min_of(bytes_, ~std::size_t{0} - overhead) + overhead : 0;
   }
   /// How much less than that the device has free now, bytes; 0 if the driver cannot report it. One driver
   /// call, 5 to 100 us.

@@ -1352,7 +1352,7 @@ PLANTED = {
         Mutant(
             "nothing is left beside the headroom for what an allocation needs more",
             "policy/headroom.hpp",
-            "return bytes_ != 0 ? bytes_ + allocation_overhead(this->driver()) : 0;",
+            "return bytes_ != 0 ? min_of(bytes_, ~std::size_t{0} - overhead) + overhead : 0;",
             "return bytes_;",
             finder="tests/policy/headroom.cpp",
         ),
@@ -1597,6 +1597,13 @@ PLANTED = {
             "streams_[next_++ % most] = latest;",
             "streams_.back() = latest;",
             finder="tests/debug/used_streams.cpp",
+        ),
+        Mutant(
+            "a headroom of nearly all bytes wraps",
+            "policy/headroom.hpp",
+            "min_of(bytes_, ~std::size_t{0} - overhead) + overhead",
+            "bytes_ + overhead",
+            finder="tests/policy/headroom.cpp",
         ),
         Mutant(
             "checked frees a block before its poison is written, if it cannot wait for that",

@@ -121,6 +121,9 @@ TEST_CASE("headroom leaves what the driver needs beside an allocation of others"
     CHECK(keep_headroom(memory) >= 8_MiB);
   }
   CHECK_THROWS_AS(memory.allocate(d.a, 810_MiB), out_of_memory);
+  auto all = basic_pages<driver_with_overhead>{driver_with_overhead(d.driver)} | headroom{~std::size_t{0}} |
+             pooled{};
+  CHECK_THROWS_AS(all.allocate_sync(1_MiB), out_of_memory);
   auto none = basic_pages<driver_with_overhead>{driver_with_overhead(d.driver)} | headroom{} | pooled{};
   memory.empty_cache();
   cache(none, d.a, 1_GiB - 8_MiB);

@@ -9,6 +9,7 @@
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
@@ -115,7 +116,8 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
   /// What stays free while the pool grows, bytes: what others can take, and what the driver needs beside
   /// that.
   [[nodiscard]] std::size_t headroom_bytes() const noexcept {
-    return bytes_ != 0 ? bytes_ + allocation_overhead(this->driver()) : 0;
+    std::size_t const overhead = allocation_overhead(this->driver());
+    return bytes_ != 0 ? min_of(bytes_, ~std::size_t{0} - overhead) + overhead : 0;
   }
   /// How much less than that the device has free now, bytes; 0 if the driver cannot report it. One driver
   /// call, 5 to 100 us.
