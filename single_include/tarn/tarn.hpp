@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_e9a158f3
+#define TARN_NAMESPACE tarn::inline v0_2_0_ffc543bb
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1987,11 +1987,12 @@ class capture_gate {
     }
     return false;
   }
+  /// Does nothing if none is open: in a forked child a capture of another thread of the parent is not.
   /// @param is_own  whether this thread began it
   static void end_capture(bool is_own = true) noexcept {
     if (is_own && tarn_captures_1_of_thread != 0) --tarn_captures_1_of_thread;
     std::uint64_t now = tarn_captures_1.load(std::memory_order_relaxed);
-    for (std::uint64_t left = 0;;) {
+    for (std::uint64_t left = 0; (now & captures) != 0;) {
       left = now - one_capture;
       if ((left & captures) == 0) left += one_end;
       if (tarn_captures_1.compare_exchange_weak(now, left, std::memory_order_release)) return;
@@ -1999,9 +2000,10 @@ class capture_gate {
   }
   /// In a forked child: the captures and the calls of other threads of the parent do not exist there.
   static void forget_other_threads() noexcept {
-    std::uint64_t const ends = tarn_captures_1.load(std::memory_order_relaxed) & ~(captures | calls);
-    tarn_captures_1.store(ends + one_end + tarn_captures_1_of_thread * one_capture,
-                          std::memory_order_relaxed);
+    std::uint64_t const now = tarn_captures_1.load(std::memory_order_relaxed);
+    // Another thread may have ended a capture of this one.
+    std::uint64_t const own = min_of(tarn_captures_1_of_thread * one_capture, now & captures);
+    tarn_captures_1.store((now & ~(captures | calls)) + one_end + own, std::memory_order_relaxed);
   }
   /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own
   /// thread has it open.

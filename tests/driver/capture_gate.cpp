@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 #include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
@@ -57,4 +58,29 @@ TEST_CASE("a capture begins only when no such call is in progress", "[capture_ga
   }
   for (auto& t : threads) t.join();
   CHECK(broken == 0);
+}
+
+TEST_CASE("a forked child has no capture that another thread of the parent began or ended",
+          "[capture_gate][at_fork]") {
+  using detail::capture_gate;
+  int ended = -1, began = -1;
+  std::thread([&] {
+    capture_gate::begin_capture();
+    std::thread([] { capture_gate::end_capture(false); }).join();
+    ended = child_of([] {
+      capture_gate::forget_other_threads();
+      return !capture_gate::has_captures();
+    });
+  }).join();
+  CHECK(ended == 0);
+  std::thread([] { capture_gate::begin_capture(); }).join();
+  began = child_of([] {
+    capture_gate::forget_other_threads();
+    capture_gate::end_capture(false);
+    return !capture_gate::has_captures();
+  });
+  CHECK(began == 0);
+  CHECK(capture_gate::has_captures());
+  capture_gate::end_capture(false);
+  CHECK_FALSE(capture_gate::has_captures());
 }

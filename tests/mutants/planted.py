@@ -3392,6 +3392,20 @@ PLANTED = {
             finder="tests/driver/capture_gate.cpp",
         ),
         Mutant(
+            "a forked child has the capture of its thread that another thread of the parent has ended",
+            "driver/capture_gate.hpp",
+            "min_of(tarn_captures_1_of_thread * one_capture, now & captures)",
+            "tarn_captures_1_of_thread * one_capture",
+            finder="tests/driver/capture_gate.cpp",
+        ),
+        Mutant(
+            "closing a capture_scope of a thread that a forked child does not have opens captures there",
+            "driver/capture_gate.hpp",
+            "for (std::uint64_t left = 0; (now & captures) != 0;) {",
+            "for (std::uint64_t left = 0;;) {",
+            finder="tests/driver/capture_gate.cpp",
+        ),
+        Mutant(
             "a block deferred for a recorded use returns to a capture that has ended",
             "pool/heap.hpp",
             "      return {held.held(), is_open ? found : neutral_of(held.held(), p)};",

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/wait.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -75,11 +76,12 @@ class capture_gate {
     }
     return false;
   }
+  /// Does nothing if none is open: in a forked child a capture of another thread of the parent is not.
   /// @param is_own  whether this thread began it
   static void end_capture(bool is_own = true) noexcept {
     if (is_own && tarn_captures_1_of_thread != 0) --tarn_captures_1_of_thread;
     std::uint64_t now = tarn_captures_1.load(std::memory_order_relaxed);
-    for (std::uint64_t left = 0;;) {
+    for (std::uint64_t left = 0; (now & captures) != 0;) {
       left = now - one_capture;
       if ((left & captures) == 0) left += one_end;
       if (tarn_captures_1.compare_exchange_weak(now, left, std::memory_order_release)) return;
@@ -87,9 +89,10 @@ class capture_gate {
   }
   /// In a forked child: the captures and the calls of other threads of the parent do not exist there.
   static void forget_other_threads() noexcept {
-    std::uint64_t const ends = tarn_captures_1.load(std::memory_order_relaxed) & ~(captures | calls);
-    tarn_captures_1.store(ends + one_end + tarn_captures_1_of_thread * one_capture,
-                          std::memory_order_relaxed);
+    std::uint64_t const now = tarn_captures_1.load(std::memory_order_relaxed);
+    // Another thread may have ended a capture of this one.
+    std::uint64_t const own = min_of(tarn_captures_1_of_thread * one_capture, now & captures);
+    tarn_captures_1.store((now & ~(captures | calls)) + one_end + own, std::memory_order_relaxed);
   }
   /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own
   /// thread has it open.
