@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_ffc543bb
+#define TARN_NAMESPACE tarn::inline v0_2_0_5eb491f8
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -23806,10 +23806,12 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (options_.leaks_at_exit) member_.add_leaks = &checked_layer::add_leaks_of;
     detail::checked_resources::add(member_);
   }
-  /// Verifies the quarantine, then reports each block that is still live.
+  /// Verifies the quarantine, then reports each block that is still live; not in a forked child, where a
+  /// block may be that of a thread of the parent.
   ~checked_layer() {
     detail::checked_resources::remove(member_);
     end_quarantine(0, 0);
+    if (!process_.is_this()) return;
     try {
       (void)report_leaks();
     } catch (...) {  // the host has no memory for the list
@@ -24203,6 +24205,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   static constexpr auto named = detail::default_streams_of<Upstream>();
 
   checked const options_;
+  detail::creating_process const process_{};
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> lost_{0};  ///< blocks allocated up to this call have lost their fences

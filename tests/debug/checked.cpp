@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/debug/checked.hpp"
 
+#include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 #include "contract/resource_contract.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/debug/fenced.hpp"
@@ -543,4 +545,26 @@ TEST_CASE("checked frees a block behind its poison if deallocate_sync cannot wai
   REQUIRE(driver.synchronize_device().ok());
   CHECK(q[whole / 2] == 7);
   pool.deallocate_sync(q, whole);
+}
+
+TEST_CASE("checked reports no leak of a thread that a forked child does not have",
+          "[policy][checked][at_fork]") {
+  reported const now;
+  auto memory = sim_pages{} | pooled{} | checked{};
+  std::atomic<int> step{0};
+  std::thread other([&] {
+    void* const p = memory.allocate_sync(1000);
+    step = 1;
+    while (step != 2) std::this_thread::yield();
+    memory.deallocate_sync(p, 1000);
+  });
+  while (step != 1) std::this_thread::yield();
+  CHECK(child_of([&] {
+          memory = decltype(memory)(nullptr);
+          return reported::all().empty();
+        }) == 0);
+  step = 2;
+  other.join();
+  CHECK(memory->live_blocks() == 0);
+  CHECK(reported::all().empty());
 }

@@ -1592,6 +1592,13 @@ PLANTED = {
             finder="tests/debug/checked.cpp",
         ),
         Mutant(
+            "checked reports blocks of the parent's threads as leaks of a forked child",
+            "debug/checked.hpp",
+            "    if (!process_.is_this()) return;\n",
+            "",
+            finder="tests/debug/checked.cpp",
+        ),
+        Mutant(
             "a stream that used blocks is forgotten before earlier ones",
             "debug/used_streams.hpp",
             "streams_[next_++ % most] = latest;",

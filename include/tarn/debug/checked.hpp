@@ -89,10 +89,12 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (options_.leaks_at_exit) member_.add_leaks = &checked_layer::add_leaks_of;
     detail::checked_resources::add(member_);
   }
-  /// Verifies the quarantine, then reports each block that is still live.
+  /// Verifies the quarantine, then reports each block that is still live; not in a forked child, where a
+  /// block may be that of a thread of the parent.
   ~checked_layer() {
     detail::checked_resources::remove(member_);
     end_quarantine(0, 0);
+    if (!process_.is_this()) return;
     try {
       (void)report_leaks();
     } catch (...) {  // the host has no memory for the list
@@ -486,6 +488,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   static constexpr auto named = detail::default_streams_of<Upstream>();
 
   checked const options_;
+  detail::creating_process const process_{};
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> lost_{0};  ///< blocks allocated up to this call have lost their fences
