@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_5eb491f8
+#define TARN_NAMESPACE tarn::inline v0_2_0_9fa8e092
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -2970,7 +2970,8 @@ status record_all_work_in_use(Driver const& driver, event_handle event) noexcept
 }
 
 /// Waits on the host for all work of each device in use, unless that would invalidate a capture. If a driver
-/// cannot mark that work, a capture that begins meanwhile waits, too.
+/// cannot mark that work, a capture that begins meanwhile waits, too. Of several failures, returns that of a
+/// capture.
 template <class Driver>
 status wait_for_all_work(Driver const& driver) noexcept {
   if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
@@ -2984,11 +2985,11 @@ status wait_for_all_work(Driver const& driver) noexcept {
       if (s.ok()) s = there.synchronize_event(event);
       if (event != nullptr) (void)there.destroy_event(event);
     }
-    if (!s.ok() && !capture_gate::has_captures()) {
+    if (!s.ok()) {
       capture_gate::passage const open;
       s = open ? there.synchronize_device() : refused_for_capture("synchronize_device");
     }
-    if (result.ok()) result = s;
+    if (result.ok() || is_capture_error(s)) result = s;  // a capture is over soon, so callers ask for it
   });
   return result;
 }

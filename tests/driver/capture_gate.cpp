@@ -3,11 +3,14 @@
 #include "tarn/driver/all_work.hpp"
 
 #include <atomic>
+#include <functional>
 #include <thread>
 #include <vector>
 
 #include "catch.hpp"
 #include "child_process.hpp"
+#include "driver/calling_driver.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/driver/sim/sim_driver.hpp"
 
 using namespace tarn;
@@ -83,4 +86,23 @@ TEST_CASE("a forked child has no capture that another thread of the parent began
   CHECK(capture_gate::has_captures());
   capture_gate::end_capture(false);
   CHECK_FALSE(capture_gate::has_captures());
+}
+
+TEST_CASE("wait_for_all_work reports a capture that begins while the driver fails",
+          "[capture_gate][faults]") {
+  sim_machine const machine{{.devices = 2}};
+  machine.driver().devices_of_streams().use(device_id{1});
+  fault_plan const plan;
+  // The first device cannot be waited for by an event, or not at all.
+  driver_call const last = GENERATE(driver_call::create_event, driver_call::synchronize_device);
+  plan.fail(driver_call::create_event, 1);
+  if (last == driver_call::synchronize_device) plan.fail(last, 1);
+  std::function<void()> next = [] { std::thread([] { detail::capture_gate::begin_capture(); }).join(); };
+  using failing = faulty<sim_marking_driver>;
+  tarn_test::calling_driver<failing> const driver(failing(sim_marking_driver(machine.driver()), plan), last,
+                                                  next);
+  CHECK(detail::is_capture_error(detail::wait_for_all_work(driver)));
+  CHECK(detail::capture_gate::has_captures());
+  detail::capture_gate::end_capture(false);
+  CHECK(detail::wait_for_all_work(driver).ok());
 }

@@ -3399,6 +3399,20 @@ PLANTED = {
             finder="tests/driver/capture_gate.cpp",
         ),
         Mutant(
+            "work counts as waited for, if a capture begins while the driver fails",
+            "driver/all_work.hpp",
+            "    if (!s.ok()) {\n      capture_gate::passage const open;",
+            "    if (!s.ok() && !capture_gate::has_captures()) {\n      capture_gate::passage const open;",
+            finder="tests/driver/capture_gate.cpp",
+        ),
+        Mutant(
+            "work that a capture forbids to wait for counts as waited for, if the driver failed on another device",
+            "driver/all_work.hpp",
+            "if (result.ok() || is_capture_error(s)) result = s;",
+            "if (result.ok()) result = s;",
+            finder="tests/driver/capture_gate.cpp",
+        ),
+        Mutant(
             "a forked child has the capture of its thread that another thread of the parent has ended",
             "driver/capture_gate.hpp",
             "min_of(tarn_captures_1_of_thread * one_capture, now & captures)",

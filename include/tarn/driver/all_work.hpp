@@ -83,7 +83,8 @@ status record_all_work_in_use(Driver const& driver, event_handle event) noexcept
 }
 
 /// Waits on the host for all work of each device in use, unless that would invalidate a capture. If a driver
-/// cannot mark that work, a capture that begins meanwhile waits, too.
+/// cannot mark that work, a capture that begins meanwhile waits, too. Of several failures, returns that of a
+/// capture.
 template <class Driver>
 status wait_for_all_work(Driver const& driver) noexcept {
   if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
@@ -97,11 +98,11 @@ status wait_for_all_work(Driver const& driver) noexcept {
       if (s.ok()) s = there.synchronize_event(event);
       if (event != nullptr) (void)there.destroy_event(event);
     }
-    if (!s.ok() && !capture_gate::has_captures()) {
+    if (!s.ok()) {
       capture_gate::passage const open;
       s = open ? there.synchronize_device() : refused_for_capture("synchronize_device");
     }
-    if (result.ok()) result = s;
+    if (result.ok() || is_capture_error(s)) result = s;  // a capture is over soon, so callers ask for it
   });
   return result;
 }
