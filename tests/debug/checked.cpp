@@ -568,3 +568,30 @@ TEST_CASE("checked reports no leak of a thread that a forked child does not have
   CHECK(memory->live_blocks() == 0);
   CHECK(reported::all().empty());
 }
+
+TEST_CASE("checked keeps a block that no pool defers while a capture forbids to wait for its uses",
+          "[policy][checked][capture][memory_pools]") {
+  reported const now;
+  sim_machine const machine;
+  sim_driver const driver = machine.driver();
+  test_stream const stream(driver), other(driver);
+  auto memory = sim_async{driver} | checked{};
+  auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 1000));
+  REQUIRE(driver.synchronize_stream(stream).ok());
+  REQUIRE(machine.launch(other, 50'000'000, [p] { p[0] = 1; }).ok());
+  memory.record_stream(p, 1000, other);
+  detail::capture_gate::begin_capture();
+  memory.deallocate(stream, p, 1000);
+  CHECK(memory->live_blocks() == 0);
+  auto* const q = static_cast<unsigned char*>(memory.allocate(stream, 1000));
+  REQUIRE(driver.fill(stream, q, 7, 1000).ok());
+  CHECK(memory->check_all() == 0);
+  detail::capture_gate::end_capture();
+  REQUIRE(driver.synchronize_device().ok());
+  CHECK(q[0] == 7);
+  CHECK(memory->check_all() == 0);
+  memory.deallocate(stream, q, 1000);
+  memory = decltype(memory)(nullptr);
+  CHECK(machine.leaks().blocks == 0);
+  CHECK(reported::all().empty());
+}

@@ -1592,6 +1592,20 @@ PLANTED = {
             finder="tests/debug/checked.cpp",
         ),
         Mutant(
+            "checked verifies a poison that it did not write",
+            "debug/checked.hpp",
+            "      if (b.fenced && !is_capturing(stream_ref{})",
+            "      if (!is_capturing(stream_ref{})",
+            finder="tests/debug/checked.cpp",
+        ),
+        Mutant(
+            "checked frees a block that no pool defers while a capture forbids to wait for its uses",
+            "debug/checked.hpp",
+            "!wait_for_uses()) return keep(b);",
+            "!wait_for_uses()) {\n    }",
+            finder="tests/debug/checked.cpp",
+        ),
+        Mutant(
             "checked reports blocks of the parent's threads as leaks of a forked child",
             "debug/checked.hpp",
             "    if (!process_.is_this()) return;\n",

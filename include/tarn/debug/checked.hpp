@@ -56,7 +56,8 @@ struct checked {
 /// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on
 /// the host for its stream, verifies the fences, poisons the block and quarantines it; when it leaves the
 /// quarantine, oldest first, the poison is verified. Blocks with a use recorded on another stream
-/// (record_stream) wait for the whole device.
+/// (record_stream) wait for the whole device; without a pool below they are kept while a capture forbids
+/// that, and never given back if it still does when the resource ends.
 ///
 /// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call:
 /// a block allocated then has no fences, a block freed then is not quarantined. Its pointer, size and history
@@ -148,6 +149,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     request r = asked.on(detail::named_stream<named>(driver(), asked.stream));
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
+    if (!detail::records_streams<Upstream> && b.used_elsewhere && !wait_for_uses()) return keep(b);
     stream_ref on = r.stream;
     // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no
     // memory.
@@ -194,7 +196,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       detail::scoped_lock const guard(mutex_);
       history_.for_each([&](detail::block_record const& b) {
         bool const live = b.state == detail::block_state::live && has_fences(b);
-        if (live || b.state == detail::block_state::quarantined) all.push_back(b);
+        if (live || (b.state == detail::block_state::quarantined && b.fenced)) all.push_back(b);
       });
     }
     // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later
@@ -380,12 +382,22 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       return false;
     }
     detail::scoped_lock const guard(mutex_);
-    if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
+    if (detail::block_record* const known = history_.find(b.p)) {
+      known->used_elsewhere = false;
+      history_.quarantine(*known);
+    }
     return true;
   }
-  /// Releases the oldest blocks until at most the given bytes and blocks are left; returns whether one was
-  /// released. No work on the device may touch them, so the verification and what follows need no stream
-  /// order.
+  /// Keeps a block as it is that no pool below defers, until its uses on other streams can be waited for.
+  void keep(detail::block_record const& b) noexcept {
+    detail::scoped_lock const guard(mutex_);
+    detail::block_record* const known = history_.find(b.p);
+    known->fenced = false;
+    history_.quarantine(*known);
+  }
+  /// Releases the oldest blocks until at most the given bytes and blocks are left, or a capture forbids to
+  /// wait for the uses of the oldest; returns whether one may have been released. No work on the device may
+  /// touch them, so the verification and what follows need no stream order.
   bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
     bool any = false;
     for (;; any = true) {
@@ -394,9 +406,16 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         detail::scoped_lock const guard(mutex_);
         if (history_.quarantined_bytes() <= bytes && history_.quarantined() <= blocks) return any;
         b = history_.oldest();
-        history_.leave(*history_.find(b.p));
+        if (!b.used_elsewhere) history_.leave(*history_.find(b.p));
       }
-      if (!is_capturing(stream_ref{}) && !detail::sleeps(this->upstream())) {
+      if (b.used_elsewhere) {
+        if (!wait_for_uses()) return any;
+        detail::scoped_lock const guard(mutex_);
+        detail::block_record* const known = history_.find(b.p);
+        if (known != nullptr && known->freed.call == b.freed.call) known->used_elsewhere = false;
+        continue;
+      }
+      if (b.fenced && !is_capturing(stream_ref{}) && !detail::sleeps(this->upstream())) {
         if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) report_late_write(b, at);
       }
       this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
