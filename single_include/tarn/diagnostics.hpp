@@ -1564,58 +1564,63 @@ template <class T>
 inline constexpr bool is_memory = has_driver<T> && has_properties<T>;
 template <class T>
 inline constexpr bool is_in_device_memory = false;
-template <class T>
-  requires is_memory<T>
+template <has_properties T>
 inline constexpr bool is_in_device_memory<T> =
     has_property<T, device_accessible> && !has_property<T, host_accessible>;
 
-/// A table entry and its layers: the same pool, passed twice, counts once.
+/// A table entry, and the layer that it describes: the same pool, passed twice, counts once.
 struct found_share {
   pool_share share;
-  std::vector<void const*> layers;  ///< of several pools that one resource routes to, all
+  void const* layer = nullptr;
+  device_id device;
+  bool is_in_device_memory = false;
 };
 
-/// The addresses of the nearest pools.
-struct addresses_of_pools {
-  std::vector<void const*>& all;
+template <class Layer>
+[[nodiscard]] found_share found_in(Layer const& layer) {
+  return {.layer = &layer,
+          .device = layer.driver().device(),
+          .is_in_device_memory = detail::is_in_device_memory<Layer>};
+}
+
+/// Describes each of the nearest pools.
+struct shares_of_pools {
+  std::vector<found_share>& all;
   static constexpr auto crosses = crossing::each;
   template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<void>(l.state())) {
-    all.push_back(&l);
-  }
-};
-
-template <class Memory>
-found_share share_of(Memory memory) {
-  static_assert(is_pooled<Memory> || is_tracked<Memory>,
-                "tarn: explain_memory needs a resource that counts its bytes; add: | tarn::pooled{}, or | "
-                "tarn::tracked{}");
-  found_share found;
-  pool_share& p = found.share;
-  if constexpr (is_pooled<Memory>) {
-    pool_state const s = state_of(memory);
-    nearest(memory, addresses_of_pools{found.layers});
-    p.reserved = s.reserved;
-    if constexpr (reachable<Memory, pool_call::allocator_backend>) p.backend = allocator_backend(memory);
+  auto operator()(L& l) const -> decltype(static_cast<void>(pool_state(l.state()))) {
+    pool_state const s = l.state();
+    pool_share& p = all.emplace_back(found_in(l)).share;
+    if constexpr (reachable<L, pool_call::allocator_backend>) p.backend = allocator_backend(l);
     std::size_t const held = min_of(s.live, s.reserved);
+    p.reserved = s.reserved;
     p.deferred = min_of(s.deferred, held);  // to the pool, a deferred block is still live
     p.live = held - p.deferred;
     p.cached = p.reserved - held;
   }
+};
+
+template <class Memory>
+std::vector<found_share> shares_of(Memory memory) {
+  static_assert(is_pooled<Memory> || is_tracked<Memory>,
+                "tarn: explain_memory needs a resource that counts its bytes; add: | tarn::pooled{}, or | "
+                "tarn::tracked{}");
+  std::vector<found_share> found;
+  if constexpr (is_pooled<Memory>) nearest(memory, shares_of_pools{found});
   if constexpr (is_tracked<Memory>) {
     tracked_statistics const t = statistics_of(memory);
     auto const allocated = static_cast<std::size_t>(t.allocated_bytes[0].current);
     auto const requested = static_cast<std::size_t>(t.requested_bytes[0].current);
     if constexpr (!is_pooled<Memory>) {
-      found.layers.push_back(nearest(
-          memory, [](auto& l) -> decltype(static_cast<void>(l.statistics()), static_cast<void const*>(&l)) {
-            return &l;
-          }));
-      p.reserved = p.live = allocated;
+      found.push_back(nearest(
+          memory,
+          [](auto& l) -> decltype(static_cast<void>(l.statistics()), found_in(l)) { return found_in(l); }));
+      found[0].share.reserved = found[0].share.live = allocated;
     }
     // `tracked` may also count memory of another source (fallback_to); then it does not show this pool's
     // rounding.
-    if (allocated <= p.live) {
+    pool_share& p = found[0].share;
+    if (found.size() == 1 && allocated <= p.live) {
       p.requested = requested;
       p.rounding = allocated - requested;
       p.untracked = p.live - allocated;
@@ -1695,11 +1700,13 @@ memory_explanation explain(Subjects const&... subjects) {
         }
       }
       if constexpr (is_memory<Subject>) {
-        found_share found = share_of(subject);
-        if (std::find(seen.begin(), seen.end(), found.layers.front()) != seen.end()) return;
-        seen.insert(seen.end(), found.layers.begin(), found.layers.end());
-        found.share.name = concat({"pool ", std::to_string(++pools)});
-        (is_in_device_memory<Subject> ? e.pools : e.host_pools).push_back(std::move(found.share));
+        for (found_share& found : shares_of(subject)) {
+          if (std::find(seen.begin(), seen.end(), found.layer) != seen.end()) continue;
+          seen.push_back(found.layer);
+          if (found.is_in_device_memory && found.device.value != e.device) continue;
+          found.share.name = concat({"pool ", std::to_string(++pools)});
+          (found.is_in_device_memory ? e.pools : e.host_pools).push_back(std::move(found.share));
+        }
       }
     }
   };
@@ -1762,6 +1769,7 @@ context_cost measure(Subjects const&... subjects) {
 /// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`)
 /// of one device, pools of host memory, a driver or a device_id if there is no pool yet, and the result of
 /// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one.
+/// Of memory that falls back to other pools, each pool is a row, but for those of another device.
 /// Pools of the process on the device that are not passed are one row.
 ///
 ///   std::cout << tarn::explain_memory(pool);

@@ -1671,6 +1671,27 @@ PLANTED = {
             finder="tests/report/json.cpp",
         ),
         Mutant(
+            "explain_memory counts a pool twice to which another one falls back",
+            "report/explain_memory.hpp",
+            "if (std::find(seen.begin(), seen.end(), found.layer) != seen.end()) continue;",
+            "if (&found == nullptr) continue;",
+            finder="tests/report/explain_memory.cpp",
+        ),
+        Mutant(
+            "explain_memory counts managed memory as the device's where a pool of the device falls back to it",
+            "report/explain_memory.hpp",
+            ".is_in_device_memory = detail::is_in_device_memory<Layer>}",
+            ".is_in_device_memory = true}",
+            finder="tests/report/explain_memory.cpp",
+        ),
+        Mutant(
+            "explain_memory counts a pool of another device to which a pool of the device falls back",
+            "report/explain_memory.hpp",
+            "          if (found.is_in_device_memory && found.device.value != e.device) continue;\n",
+            "",
+            finder="tests/report/explain_memory.cpp",
+        ),
+        Mutant(
             "a column of the table of tags has several units",
             "report/by_tag.hpp",
             "column(t.bytes, all.bytes)",

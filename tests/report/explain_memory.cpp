@@ -17,6 +17,7 @@
 
 #include "catch.hpp"
 #include "driver/faulty.hpp"
+#include "tarn/policy/accessible_from.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
@@ -207,6 +208,55 @@ TEST_CASE("explain_memory counts both pools of fallback_to once", "[report][expl
   CHECK(e.other_pool_count == 0);
   memory.deallocate({}, a, 8_MiB);
   memory.deallocate({}, b, 30_MiB);
+}
+
+TEST_CASE("explain_memory counts a pool once that is passed before the memory that falls back to it",
+          "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  auto second = sim_malloc{machine.driver()} | pooled{};
+  auto memory = sim_pages{machine.driver()} | limited{10_MiB} | pooled{} | fallback_to{second};
+  void* const a = memory.allocate({}, 8_MiB);
+  void* const b = memory.allocate({}, 30_MiB);
+  for (memory_explanation const& e : {explain_memory(second, memory), explain_memory(memory, second)}) {
+    check_sums(e);
+    CHECK(e.pools.size() == 2);
+    CHECK(e.reserved() == memory_reserved(memory));
+  }
+  memory.deallocate({}, a, 8_MiB);
+  memory.deallocate({}, b, 30_MiB);
+}
+
+TEST_CASE("explain_memory counts no managed pool as device memory to which a pool of the device falls back",
+          "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  auto managed = sim_managed{machine.driver()} | pooled{};
+  auto memory = sim_pages{machine.driver()} | pooled{} | limited{10_MiB} | fallback_to{managed} | tracked{};
+  void* const a = memory.allocate({}, 8_MiB);
+  void* const b = memory.allocate({}, 40_MiB);
+  memory_explanation const e = explain_memory(memory);
+  check_sums(e);
+  REQUIRE(e.pools.size() == 1);
+  REQUIRE(e.host_pools.size() == 1);
+  CHECK(e.pools[0].live == 8_MiB);
+  CHECK(e.host_pools[0].reserved == memory_reserved(managed));
+  CHECK(e.reserved() == memory_reserved(memory) - memory_reserved(managed));
+  memory.deallocate({}, a, 8_MiB);
+  memory.deallocate({}, b, 40_MiB);
+}
+
+TEST_CASE("explain_memory counts no pool of another device to which a pool of the device falls back",
+          "[report][explain_memory]") {
+  sim_machine const machine{{.devices = 2}};
+  auto second = sim_pages{machine.driver(1)} | accessible_from{0, 1} | pooled{};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | limited{10_MiB} | fallback_to{second};
+  void* const a = memory.allocate({}, 8_MiB);
+  void* const b = memory.allocate({}, 40_MiB);
+  memory_explanation const e = explain_memory(memory);
+  check_sums(e);
+  CHECK(e.pools.size() == 1);
+  CHECK(e.reserved() == memory_reserved(memory) - memory_reserved(second));
+  memory.deallocate({}, a, 8_MiB);
+  memory.deallocate({}, b, 40_MiB);
 }
 
 TEST_CASE("explain_memory in handlers of two growths waits for neither",
