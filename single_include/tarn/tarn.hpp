@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_dc82d936
+#define TARN_NAMESPACE tarn::inline v0_2_0_c4485a98
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -13178,21 +13178,21 @@ struct graph_parts;
 /// The owners whose graphs use a block, each with a reference.
 class graph_users {
  public:
-  [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
-  /// Whether there were more than it has room for: such a block is deferred until the pool ends.
-  [[nodiscard]] bool is_too_many() const noexcept { return is_too_many_; }
-  void add(graph_parts& user) noexcept;
+  [[nodiscard]] bool empty() const noexcept { return all_.empty(); }
+  /// Adds one, unless it is there. O(users) @throws std::bad_alloc, nothing has changed
+  void add(graph_parts& user);
   /// Removes one; the caller takes over its reference.
-  [[nodiscard]] graph_parts& take() noexcept { return *all_[--count_]; }
+  [[nodiscard]] graph_parts& take() noexcept {
+    graph_parts& last = *all_.back();
+    all_.pop_back();
+    return last;
+  }
   void clear() noexcept;
-  /// Removes those whose graphs are known to be complete.
+  /// Removes those whose graphs are known to be complete. O(users)
   void drop_over() noexcept;
 
  private:
-  static constexpr std::size_t most = 4;
-  graph_parts* all_[most] = {};
-  std::size_t count_ = 0;
-  bool is_too_many_ = false;
+  sequence<graph_parts*> all_;
 };
 
 /// A block that was freed while graphs use it that are not of its own part.
@@ -13223,33 +13223,29 @@ struct graph_parts {
   std::atomic<std::int64_t> handed_out{0};
   /// Open captures and blocks that its graphs use: while there is one, the record stays.
   std::atomic<std::size_t> references{0};
-  // Under the mutex of deferred_for_graphs:
+  std::atomic<life> state{life::alive};  ///< changed under the mutex of deferred_for_graphs
+  // Under that mutex:
   sequence<block_of_graphs> deferred;
   std::size_t deferred_bytes = 0;
-  life state = life::alive;
   bool is_mark_old = false;  ///< a block was deferred for it after the mark
   std::size_t place = 0;     ///< in the list of owners that are alive; under the growth lock
 };
 
-inline void graph_users::add(graph_parts& user) noexcept {
-  for (std::size_t i = 0; i < count_; ++i) {
-    if (all_[i] == &user) return;
+inline void graph_users::add(graph_parts& user) {
+  for (graph_parts const* const known : all_) {
+    if (known == &user) return;
   }
-  if (count_ == most) {
-    is_too_many_ = true;
-    return;
-  }
-  all_[count_++] = &user;
+  all_.push_back(&user);
   ++user.references;
 }
 inline void graph_users::clear() noexcept {
   while (!empty()) --take().references;
 }
 inline void graph_users::drop_over() noexcept {
-  for (std::size_t i = count_; i-- > 0;) {
+  for (std::size_t i = all_.size(); i-- > 0;) {
     if (all_[i]->state != graph_parts::life::over) continue;
     --all_[i]->references;
-    all_[i] = all_[--count_];
+    all_.erase_unordered(i);
   }
 }
 
@@ -13512,7 +13508,7 @@ namespace TARN_NAMESPACE::detail {
 // The blocks that record_stream() named for the stream of a capture: graphs of another owner than the block's
 // use them.
 
-/// Thread-safe; all calls are O(1) amortised.
+/// Thread-safe; all calls are O(1) amortised, and O(owners whose graphs use the block).
 class graph_uses {
  public:
   /// Returns false if no graph is recorded for `p`. Takes no lock.
@@ -13522,17 +13518,21 @@ class graph_uses {
   /// @throws std::bad_alloc, nothing has changed
   bool record(void* p, graph_parts& user) {
     scoped_lock const guard(mutex_);
-    slot_number b = table_.find(p);
-    bool const is_new = b == 0;
-    if (is_new) {
-      blocks_.make_room();
-      table_.make_room();
-      b = blocks_.take();
-      blocks_[b].p = p;
-      table_.insert(b);
+    if (slot_number const known = table_.find(p); known != 0) {
+      graph_users& users = blocks_[known].users;
+      users.drop_over();  // a block that lives long may be used by one graph after another
+      users.add(user);
+      return false;
     }
-    blocks_[b].users.add(user);
-    return is_new;
+    blocks_.make_room();
+    table_.make_room();
+    graph_users first;
+    first.add(user);
+    slot_number const b = blocks_.take();
+    blocks_[b].p = p;
+    blocks_[b].users = std::move(first);
+    table_.insert(b);
+    return true;
   }
   /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not
   /// recorded.
@@ -13540,7 +13540,7 @@ class graph_uses {
     scoped_lock const guard(mutex_);
     slot_number const b = table_.take(p);
     if (b == 0) return {};
-    graph_users const users = blocks_[b].users;
+    graph_users users = std::move(blocks_[b].users);
     blocks_.give(b);
     return users;
   }
@@ -13576,8 +13576,7 @@ class deferred_for_graphs {
     if (!freed_in_capture && b.users.empty()) return false;
     scoped_lock const guard(mutex_);
     b.users.drop_over();
-    if (freed_in_capture && by != nullptr) b.users.add(*by);
-    bool const until_end = (freed_in_capture && by == nullptr) || b.users.is_too_many();
+    bool const until_end = freed_in_capture && !add_capture(b, by);
     if (b.users.empty() && !until_end) return false;
     pool_.count_for_graphs(b.bytes, b.alignment, 1);
     if (!until_end) {
@@ -13653,12 +13652,22 @@ class deferred_for_graphs {
   }
 
  private:
+  /// Adds the owner of the capture that freed a block. Returns false if that is not known, or there is no
+  /// host memory.
+  [[nodiscard]] static bool add_capture(block_of_graphs& b, graph_parts* by) noexcept {
+    try {
+      if (by != nullptr) b.users.add(*by);
+    } catch (...) {
+      by = nullptr;
+    }
+    return by != nullptr;
+  }
   /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots.
   /// Under the mutex.
-  void defer_until_end(block_of_graphs const& b) noexcept {
+  void defer_until_end(block_of_graphs& b) noexcept {
     any_until_end_.store(true, std::memory_order_relaxed);
     try {
-      until_end_.push_back(b);
+      until_end_.push_back(std::move(b));
     } catch (...) {  // it is deferred all the same
     }
   }
@@ -13666,7 +13675,7 @@ class deferred_for_graphs {
   void pass_on(block_of_graphs& b) noexcept {
     graph_parts& next = b.users.take();
     try {
-      next.deferred.push_back(b);
+      next.deferred.push_back(std::move(b));
       if (next.state == graph_parts::life::marked) next.is_mark_old = true;
       next.deferred_bytes += rounded_bytes(b.bytes, b.alignment);
     } catch (...) {

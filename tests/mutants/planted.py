@@ -1154,6 +1154,20 @@ PLANTED = {
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
+            "a block knows only four of the owners whose graphs use it",
+            "pool/graph/graph_parts.hpp",
+            "  all_.push_back(&user);\n",
+            "  if (all_.size() == 4) return;\n  all_.push_back(&user);\n",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a block that is recorded again keeps the records of owners whose graphs are complete",
+            "pool/graph/deferred_for_graphs.hpp",
+            "      users.drop_over();  //",
+            "      //",
+            finder="tests/pool/graph_memories.cpp",
+        ),
+        Mutant(
             "fallback_to waits for the device although a stream is captured",
             "policy/fallback_to.hpp",
             "if (used_.erase(p) && detail::is_capture_error(detail::wait_for_all_work(driver()))) [[unlikely]]",
@@ -3125,7 +3139,7 @@ PLANTED = {
         Mutant(
             "a block that is deferred until the pool ends is not listed",
             "pool/graph/deferred_for_graphs.hpp",
-            "      until_end_.push_back(b);\n",
+            "      until_end_.push_back(std::move(b));\n",
             "",
             finder="tests/pool/captures_without_scope.cpp",
         ),
@@ -3506,8 +3520,8 @@ PLANTED = {
         Mutant(
             "only the first of several owners keeps a block that their graphs use",
             "pool/graph/deferred_for_graphs.hpp",
-            "if (freed_in_capture && by != nullptr) b.users.add(*by);",
-            "if (freed_in_capture && by != nullptr && b.users.empty()) b.users.add(*by);",
+            "      if (by != nullptr) b.users.add(*by);",
+            "      if (by != nullptr && b.users.empty()) b.users.add(*by);",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(

@@ -626,6 +626,33 @@ TEMPLATE_TEST_CASE(
   d.clean();
 }
 
+TEST_CASE("a block that graphs of many owners use returns to the pool when all of them have ended",
+          "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver}, e{d.driver};
+  constexpr std::size_t bytes = 4 << 20;
+  void* const p = pool.allocate(e, bytes);
+  bool const one_by_one = GENERATE(false, true);
+  std::vector<graph_memory<decltype(pool)>> owners;
+  for (int i = 0; i < 9; ++i) {
+    if (one_by_one) owners.clear();
+    owners.emplace_back(pool);
+    capture c(d.machine, owners.back(), a);
+    pool.record_stream(p, bytes, a);
+  }
+  pool.deallocate(e, p, bytes);
+  while (!owners.empty()) {
+    pool.empty_cache();
+    CHECK(pool->state().deferred == bytes);
+    owners.pop_back();
+  }
+  pool.empty_cache();
+  CHECK(pool->state().deferred == 0);
+  CHECK(memory_reserved(pool) == 0);
+  d.clean();
+}
+
 TEST_CASE("a block that graphs of several owners use is kept until the last of them ends", "[graph_memory]") {
   device d;
   auto pool = d.pages() | pooled{};

@@ -22,7 +22,7 @@ namespace TARN_NAMESPACE::detail {
 // The blocks that record_stream() named for the stream of a capture: graphs of another owner than the block's
 // use them.
 
-/// Thread-safe; all calls are O(1) amortised.
+/// Thread-safe; all calls are O(1) amortised, and O(owners whose graphs use the block).
 class graph_uses {
  public:
   /// Returns false if no graph is recorded for `p`. Takes no lock.
@@ -32,17 +32,21 @@ class graph_uses {
   /// @throws std::bad_alloc, nothing has changed
   bool record(void* p, graph_parts& user) {
     scoped_lock const guard(mutex_);
-    slot_number b = table_.find(p);
-    bool const is_new = b == 0;
-    if (is_new) {
-      blocks_.make_room();
-      table_.make_room();
-      b = blocks_.take();
-      blocks_[b].p = p;
-      table_.insert(b);
+    if (slot_number const known = table_.find(p); known != 0) {
+      graph_users& users = blocks_[known].users;
+      users.drop_over();  // a block that lives long may be used by one graph after another
+      users.add(user);
+      return false;
     }
-    blocks_[b].users.add(user);
-    return is_new;
+    blocks_.make_room();
+    table_.make_room();
+    graph_users first;
+    first.add(user);
+    slot_number const b = blocks_.take();
+    blocks_[b].p = p;
+    blocks_[b].users = std::move(first);
+    table_.insert(b);
+    return true;
   }
   /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not
   /// recorded.
@@ -50,7 +54,7 @@ class graph_uses {
     scoped_lock const guard(mutex_);
     slot_number const b = table_.take(p);
     if (b == 0) return {};
-    graph_users const users = blocks_[b].users;
+    graph_users users = std::move(blocks_[b].users);
     blocks_.give(b);
     return users;
   }
@@ -86,8 +90,7 @@ class deferred_for_graphs {
     if (!freed_in_capture && b.users.empty()) return false;
     scoped_lock const guard(mutex_);
     b.users.drop_over();
-    if (freed_in_capture && by != nullptr) b.users.add(*by);
-    bool const until_end = (freed_in_capture && by == nullptr) || b.users.is_too_many();
+    bool const until_end = freed_in_capture && !add_capture(b, by);
     if (b.users.empty() && !until_end) return false;
     pool_.count_for_graphs(b.bytes, b.alignment, 1);
     if (!until_end) {
@@ -163,12 +166,22 @@ class deferred_for_graphs {
   }
 
  private:
+  /// Adds the owner of the capture that freed a block. Returns false if that is not known, or there is no
+  /// host memory.
+  [[nodiscard]] static bool add_capture(block_of_graphs& b, graph_parts* by) noexcept {
+    try {
+      if (by != nullptr) b.users.add(*by);
+    } catch (...) {
+      by = nullptr;
+    }
+    return by != nullptr;
+  }
   /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots.
   /// Under the mutex.
-  void defer_until_end(block_of_graphs const& b) noexcept {
+  void defer_until_end(block_of_graphs& b) noexcept {
     any_until_end_.store(true, std::memory_order_relaxed);
     try {
-      until_end_.push_back(b);
+      until_end_.push_back(std::move(b));
     } catch (...) {  // it is deferred all the same
     }
   }
@@ -176,7 +189,7 @@ class deferred_for_graphs {
   void pass_on(block_of_graphs& b) noexcept {
     graph_parts& next = b.users.take();
     try {
-      next.deferred.push_back(b);
+      next.deferred.push_back(std::move(b));
       if (next.state == graph_parts::life::marked) next.is_mark_old = true;
       next.deferred_bytes += rounded_bytes(b.bytes, b.alignment);
     } catch (...) {

@@ -16,21 +16,21 @@ struct graph_parts;
 /// The owners whose graphs use a block, each with a reference.
 class graph_users {
  public:
-  [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
-  /// Whether there were more than it has room for: such a block is deferred until the pool ends.
-  [[nodiscard]] bool is_too_many() const noexcept { return is_too_many_; }
-  void add(graph_parts& user) noexcept;
+  [[nodiscard]] bool empty() const noexcept { return all_.empty(); }
+  /// Adds one, unless it is there. O(users) @throws std::bad_alloc, nothing has changed
+  void add(graph_parts& user);
   /// Removes one; the caller takes over its reference.
-  [[nodiscard]] graph_parts& take() noexcept { return *all_[--count_]; }
+  [[nodiscard]] graph_parts& take() noexcept {
+    graph_parts& last = *all_.back();
+    all_.pop_back();
+    return last;
+  }
   void clear() noexcept;
-  /// Removes those whose graphs are known to be complete.
+  /// Removes those whose graphs are known to be complete. O(users)
   void drop_over() noexcept;
 
  private:
-  static constexpr std::size_t most = 4;
-  graph_parts* all_[most] = {};
-  std::size_t count_ = 0;
-  bool is_too_many_ = false;
+  sequence<graph_parts*> all_;
 };
 
 /// A block that was freed while graphs use it that are not of its own part.
@@ -61,33 +61,29 @@ struct graph_parts {
   std::atomic<std::int64_t> handed_out{0};
   /// Open captures and blocks that its graphs use: while there is one, the record stays.
   std::atomic<std::size_t> references{0};
-  // Under the mutex of deferred_for_graphs:
+  std::atomic<life> state{life::alive};  ///< changed under the mutex of deferred_for_graphs
+  // Under that mutex:
   sequence<block_of_graphs> deferred;
   std::size_t deferred_bytes = 0;
-  life state = life::alive;
   bool is_mark_old = false;  ///< a block was deferred for it after the mark
   std::size_t place = 0;     ///< in the list of owners that are alive; under the growth lock
 };
 
-inline void graph_users::add(graph_parts& user) noexcept {
-  for (std::size_t i = 0; i < count_; ++i) {
-    if (all_[i] == &user) return;
+inline void graph_users::add(graph_parts& user) {
+  for (graph_parts const* const known : all_) {
+    if (known == &user) return;
   }
-  if (count_ == most) {
-    is_too_many_ = true;
-    return;
-  }
-  all_[count_++] = &user;
+  all_.push_back(&user);
   ++user.references;
 }
 inline void graph_users::clear() noexcept {
   while (!empty()) --take().references;
 }
 inline void graph_users::drop_over() noexcept {
-  for (std::size_t i = count_; i-- > 0;) {
+  for (std::size_t i = all_.size(); i-- > 0;) {
     if (all_[i]->state != graph_parts::life::over) continue;
     --all_[i]->references;
-    all_[i] = all_[--count_];
+    all_.erase_unordered(i);
   }
 }
 
