@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_c4485a98
+#define TARN_NAMESPACE tarn::inline v0_2_0_b7002421
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -12916,7 +12916,7 @@ class front {
   /// Under the mutex of the list. Null on a thread that is ending, without host memory, while a tool watches,
   /// or while the caches are closed.
   thread_cache* make_local() noexcept {
-    if (thread_exit::over || heap_.tool().active() || heap_.is_lost() || closed_) return nullptr;
+    if (thread_exit::over || heap_.is_lost() || closed_ || heap_.tool().decide()) return nullptr;
     try {
       thread_exit& hook = thread_exit::of_this_thread();
       owned made(new thread_cache);

@@ -3638,6 +3638,13 @@ PLANTED = {
             finder="tests/pool/without_pages.cpp",
         ),
         Mutant(
+            "a thread that opens a capture_scope first has a cache although a tool is attached",
+            "pool/cache/front.hpp",
+            "closed_ || heap_.tool().decide()) return nullptr;",
+            "closed_ || heap_.tool().active()) return nullptr;",
+            finder="tests/pool/tool_regions.cpp",
+        ),
+        Mutant(
             "a pool that a tool watches reports pages",
             "pool/pool.hpp",
             "    if (heap_.uses_plain_blocks()) return \"cudaMalloc\";\n",

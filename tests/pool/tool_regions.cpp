@@ -70,6 +70,25 @@ void over_each_source(Check const& check) {
 }
 }  // namespace
 
+TEST_CASE("a thread whose first call of a pool opens a capture_scope has no cache under a memory tool",
+          "[pool][tool_regions]") {
+  over_each_source([&](sim_machine const& machine, auto const& make) {
+    auto pool = make();
+    test_stream const stream(machine.driver());
+    graph_memory memory(pool);
+    { capture_scope const scope(memory, stream); }
+    void* blocks[4] = {};
+    for (void*& p : blocks) {
+      p = pool.allocate(stream, 100);
+      CHECK(reports_of(machine, p, 0, 100) == 0);
+      CHECK(reports_of(machine, p, 0, 101) != 0);
+    }
+    for (void* const p : blocks) pool.deallocate(stream, p, 100);
+    for (void* const p : blocks) CHECK(reports_of(machine, p, 0, 100) != 0);
+    CHECK(machine.findings().empty());
+  });
+}
+
 TEST_CASE("pooled lets a memory tool report an access past the requested size and before the block",
           "[pool][tool_regions]") {
   std::size_t const bytes =

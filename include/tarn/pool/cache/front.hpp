@@ -394,7 +394,7 @@ class front {
   /// Under the mutex of the list. Null on a thread that is ending, without host memory, while a tool watches,
   /// or while the caches are closed.
   thread_cache* make_local() noexcept {
-    if (thread_exit::over || heap_.tool().active() || heap_.is_lost() || closed_) return nullptr;
+    if (thread_exit::over || heap_.is_lost() || closed_ || heap_.tool().decide()) return nullptr;
     try {
       thread_exit& hook = thread_exit::of_this_thread();
       owned made(new thread_cache);
