@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_b7002421
+#define TARN_NAMESPACE tarn::inline v0_2_0_f14e9776
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -6527,7 +6527,7 @@ namespace TARN_NAMESPACE {
 
 /// The memory of one graph_memory at one moment, bytes.
 struct graph_state {
-  std::size_t reserved = 0;   ///< held from the driver for its graphs alone
+  std::size_t reserved = 0;   ///< held from the driver for its graphs alone; 0 asleep
   std::size_t allocated = 0;  ///< handed out inside captures and not freed since, rounded to block sizes
   std::size_t kept = 0;       ///< blocks of the pool itself that were freed inside a capture, rounded
   std::uint64_t number = 0;   ///< of the owner, as in snapshot_segment::graph_memory
@@ -14883,6 +14883,7 @@ class graph_memories {
       if (part_ref const plain = of.plain.load(std::memory_order_acquire); plain != common)
         state.reserved += streams.part(plain).reserved;
     }
+    state.reserved = min_of(state.reserved, heap_.reserved_now());  // nothing is behind it in a sleeping pool
     std::int64_t const bytes = of.handed_out.load(std::memory_order_relaxed);
     state.allocated = bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
     state.number = of.number;

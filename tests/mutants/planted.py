@@ -1154,6 +1154,13 @@ PLANTED = {
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
+            "a sleeping pool reports memory as held for graphs",
+            "pool/graph/graph_memories.hpp",
+            "    state.reserved = min_of(state.reserved, heap_.reserved_now());  //",
+            "    //",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
             "a block knows only four of the owners whose graphs use it",
             "pool/graph/graph_parts.hpp",
             "  all_.push_back(&user);\n",

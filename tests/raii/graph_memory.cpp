@@ -900,6 +900,25 @@ TEST_CASE("the statistics of a pool include its graph memories and stay exact", 
   CHECK(s.smaller.reserved.current + s.larger.reserved.current == 0);
 }
 
+TEST_CASE("a sleeping pool reports nothing as held for graphs", "[graph_memory][pages]") {
+  device d;
+  auto pool = d.pages() | pooled{} | tracked{};
+  device::stream_type a{d.driver};
+  graph_memory memory{pool};
+  void* const p = memory.allocate(a, 4 << 20);
+  std::size_t const reserved = memory.state().reserved;
+  CHECK(reserved >= 4 << 20);
+  (void)sleep(pool, contents::discarded);
+  CHECK(memory_reserved(pool) == 0);
+  CHECK((memory.state().reserved == 0 && memory.state().allocated == 4 << 20));
+  for (auto const& [key, value] : memory_stats(pool))
+    CHECK((key != "graph_memory.reserved_bytes" || value == 0));
+  (void)wake(pool);
+  CHECK(memory.state().reserved == reserved);
+  pool.deallocate(a, p, 4 << 20);
+  d.clean();
+}
+
 TEST_CASE("both pools of fallback_to keep a graph's memory", "[graph_memory]") {
   sim_options o;
   o.capacity = 64 << 20;

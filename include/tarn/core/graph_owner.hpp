@@ -17,7 +17,7 @@ namespace TARN_NAMESPACE {
 
 /// The memory of one graph_memory at one moment, bytes.
 struct graph_state {
-  std::size_t reserved = 0;   ///< held from the driver for its graphs alone
+  std::size_t reserved = 0;   ///< held from the driver for its graphs alone; 0 asleep
   std::size_t allocated = 0;  ///< handed out inside captures and not freed since, rounded to block sizes
   std::size_t kept = 0;       ///< blocks of the pool itself that were freed inside a capture, rounded
   std::uint64_t number = 0;   ///< of the owner, as in snapshot_segment::graph_memory

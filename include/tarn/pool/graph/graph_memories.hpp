@@ -27,6 +27,7 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/graph_owner.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/driver/capture_gate.hpp"
@@ -217,6 +218,7 @@ class graph_memories {
       if (part_ref const plain = of.plain.load(std::memory_order_acquire); plain != common)
         state.reserved += streams.part(plain).reserved;
     }
+    state.reserved = min_of(state.reserved, heap_.reserved_now());  // nothing is behind it in a sleeping pool
     std::int64_t const bytes = of.handed_out.load(std::memory_order_relaxed);
     state.allocated = bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
     state.number = of.number;
