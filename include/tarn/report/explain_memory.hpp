@@ -52,7 +52,8 @@ struct found_share {
 
 template <class Layer>
 [[nodiscard]] found_share found_in(Layer const& layer) {
-  return {.layer = &layer,
+  return {.share = {},
+          .layer = &layer,
           .device = layer.driver().device(),
           .is_in_device_memory = detail::is_in_device_memory<Layer>};
 }
