@@ -1359,6 +1359,7 @@ template <class Resource>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -1610,8 +1611,12 @@ std::vector<found_share> shares_of(Memory memory) {
   if constexpr (is_pooled<Memory>) nearest(memory, shares_of_pools{found});
   if constexpr (is_tracked<Memory>) {
     tracked_statistics const t = statistics_of(memory);
-    auto const allocated = static_cast<std::size_t>(t.allocated_bytes[0].current);
-    auto const requested = static_cast<std::size_t>(t.requested_bytes[0].current);
+    // Negative if more was freed than allocated; while threads count, each is read by itself.
+    auto const positive = [](counter const& c) {
+      return static_cast<std::size_t>(max_of(c.current, std::int64_t{0}));
+    };
+    std::size_t const allocated = positive(t.allocated_bytes[0]);
+    std::size_t const requested = min_of(positive(t.requested_bytes[0]), allocated);
     if constexpr (!is_pooled<Memory>) {
       found.push_back(nearest(
           memory,

@@ -1692,6 +1692,13 @@ PLANTED = {
             finder="tests/report/json.cpp",
         ),
         Mutant(
+            "explain_memory reports 16 EiB where more was freed than allocated",
+            "report/explain_memory.hpp",
+            "max_of(c.current, std::int64_t{0})",
+            "c.current",
+            finder="tests/report/explain_memory.cpp",
+        ),
+        Mutant(
             "explain_memory counts a pool twice to which another one falls back",
             "report/explain_memory.hpp",
             "if (std::find(seen.begin(), seen.end(), found.layer) != seen.end()) continue;",

@@ -259,6 +259,18 @@ TEST_CASE("explain_memory counts no pool of another device to which a pool of th
   memory.deallocate({}, b, 40_MiB);
 }
 
+TEST_CASE("explain_memory counts nothing where more was freed than allocated", "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  auto memory = sim_malloc{machine.driver()} | tracked{};
+  void* const p = memory.allocate({}, 1000);
+  memory.deallocate({}, p, 5000);  // a wrong size
+  memory_explanation const e = explain_memory(memory);
+  check_sums(e);
+  CHECK(e.reserved() == 0);
+  REQUIRE(e.pools.size() == 1);
+  CHECK((e.pools[0].requested == 0 && e.pools[0].rounding == 0 && e.pools[0].live == 0));
+}
+
 TEST_CASE("explain_memory in handlers of two growths waits for neither",
           "[report][explain_memory][threads]") {
   sim_machine const machine{crowded()};
