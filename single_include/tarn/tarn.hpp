@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_688cc11d
+#define TARN_NAMESPACE tarn::inline v0_2_0_7273d76b
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -18418,7 +18418,6 @@ class page_growth {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes != 0) (void)destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }
-    sleep_.forget(growing);
     source_.unreserve(reserved_, map_.bytes() + map_.granularity());
   }
 

@@ -17,6 +17,7 @@
 #include "tarn/raii/compact.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/sleep.hpp"
+#include "tarn/raii/stream.hpp"
 #include "tarn/sharing/page_pin.hpp"
 #include "tarn/sim.hpp"
 
@@ -777,6 +778,20 @@ void growing_rounds(Memory& memory, stream_ref stream) {
   for (auto const& block : results) give(block);
 }
 }  // namespace
+
+TEST_CASE("a request extends the free range at the end of a pool without a view",
+          "[pool][page_growth][pages]") {
+  sim_machine const machine{sim_options{.capacity = 1_GiB, .taken = 0, .backing = sim_backing::address_only}};
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  basic_stream<sim_driver> const s(machine.driver(0));
+  void* const live = memory.allocate(s, 8_MiB);
+  memory.deallocate(s, memory.allocate(s, 4_MiB), 4_MiB);
+  void* const p = memory.allocate(s, 10_MiB);
+  CHECK(memory->state().reserved == 18_MiB);
+  CHECK(memory->state().remaps == 0);
+  memory.deallocate(s, p, 10_MiB);
+  memory.deallocate(s, live, 8_MiB);
+}
 
 TEST_CASE("after trim(0) a pool grows as a new one and holds as much", "[pool][page_growth]") {
   one_stream s;

@@ -89,6 +89,25 @@ void use_all(sim_machine const& machine, Pool& pool, stream_ref on, std::size_t 
 
 }  // namespace
 
+TEST_CASE("a capture takes over free handles side by side, and needs no view for them",
+          "[graph_memory][pages]") {
+  for (remapping const remap : {remapping::when_tight, remapping::off}) {
+    device d;
+    auto pool = d.pages() | pooled{.remap = remap};
+    device::stream_type const before(d.driver), s(d.driver);
+    void* const blocks[2] = {pool.allocate(before, 2_MiB), pool.allocate(before, 2_MiB)};
+    for (void* p : blocks) pool.deallocate_sync(p, 2_MiB);
+    graph_memory memory{pool};
+    capture open(d.machine, memory, s);
+    void* const p = pool.allocate(s, 4_MiB);
+    CHECK(pool->state().reserved == 4_MiB);
+    CHECK(pool->state().remaps == 0);
+    pool.deallocate(s, p, 4_MiB);
+    open.end();
+    d.clean();
+  }
+}
+
 TEST_CASE("what a capture allocates is reused inside it, and nowhere else until its owner ends",
           "[graph_memory]") {
   device d;

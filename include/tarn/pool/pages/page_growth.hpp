@@ -212,7 +212,6 @@ class page_growth {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes != 0) (void)destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }
-    sleep_.forget(growing);
     source_.unreserve(reserved_, map_.bytes() + map_.granularity());
   }
 
