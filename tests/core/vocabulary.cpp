@@ -66,6 +66,8 @@ TEST_CASE("message truncates text at its capacity", "[core][message]") {
       .add(" ")
       .add_bytes(96);
   CHECK(n.view() == "0 -5 0xab0 1.5 KiB 96 B");
+  void const* const at = reinterpret_cast<void const*>(std::uintptr_t{16});
+  CHECK(message<64>("at ", at, ", ", -3, ", ", std::size_t{7}).view() == "at 0x10, -3, 7");
 }
 
 TEST_CASE("out_of_memory reports who refused, the state, and what to do", "[core][error]") {

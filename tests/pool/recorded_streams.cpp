@@ -291,6 +291,25 @@ TEST_CASE("record_stream does not let an event cover a block that was freed afte
   CHECK(machine.now() >= 10 * second);
 }
 
+TEST_CASE("each block that is freed on a lost stream waits for all work and is then given back",
+          "[pool][streams][record_stream]") {
+  sim_machine const machine(checked());
+  auto memory = basic_pages<sim_marking_driver>(sim_marking_driver(machine.driver())) | pooled{};
+  test_stream const a(machine.driver());
+  stream_ref gone;
+  REQUIRE(machine.driver().create_stream(gone).ok());
+  void* const blocks[3] = {memory.allocate(gone, 10_MiB), memory.allocate(gone, 10_MiB),
+                           memory.allocate(gone, 10_MiB)};
+  REQUIRE(machine.launch(a, second).ok());
+  REQUIRE(machine.driver().destroy_stream(gone).ok());
+  for (void* p : blocks) memory.deallocate(stream_ref::from(gone.handle()), p, 10_MiB);
+  CHECK(memory->state().deferred == 30_MiB);
+  REQUIRE(machine.driver().synchronize_device().ok());
+  memory.empty_cache();
+  CHECK(memory->state().deferred == 0);
+  CHECK(memory->state().reserved == 0);
+}
+
 TEST_CASE("record_stream leaves no use after a free on a destroyed stream",
           "[pool][streams][record_stream]") {
   sim_machine const machine(checked());

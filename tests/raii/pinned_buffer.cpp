@@ -57,6 +57,8 @@ TEST_CASE("pinned_buffer is a contiguous range", "[raii][pinned_buffer]") {
     CHECK(view[7] == 7);
     auto b = a;
     CHECK(std::ranges::equal(a, b));
+    auto const& same = b;
+    CHECK((same.begin() == b.data() && same.end() == b.data() + 100));
     auto c = std::move(b);
     CHECK(b.empty());  // NOLINT: moved-from is empty
     b.resize(2);       // a moved-from buffer is usable

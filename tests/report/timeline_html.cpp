@@ -165,6 +165,25 @@ TEST_CASE("write_timeline_html writes every event and block of its snapshot exac
   }
 }
 
+TEST_CASE("write_timeline_html writes a segment that is less aligned than all events",
+          "[report][timeline_html]") {
+  snapshot s;
+  s.tags.resize(1);
+  s.locations.resize(1);
+  snapshot_event e;
+  e.address = 0x7e0000100000U;
+  e.bytes = e.requested = 4096;
+  s.events.push_back(e);
+  snapshot_segment segment;
+  segment.address = 0x7d0000000300U;
+  segment.bytes = 4096;
+  s.segments.push_back(segment);
+  snapshot const read = tarn_test::read_page(page_of(s));
+  REQUIRE((read.events.size() == 1 && read.segments.size() == 1));
+  CHECK(same(read.events[0], e));
+  CHECK(same(read.segments[0], segment));
+}
+
 TEST_CASE("write_timeline_html writes the blocks and history of a watched pool", "[report][timeline_html]") {
   sim_machine machine{sim_options{.backing = sim_backing::address_only}};
   auto memory = sim_pages{machine.driver(0)} | pooled{} | with_history{.history = 100};

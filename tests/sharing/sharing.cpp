@@ -213,6 +213,7 @@ TEST_CASE("an imported block keeps its memory after the exporting pool has ended
       write(p, 9_MiB, 7);
       auto result = [&] {
         auto block = export_block(memory, p, 9_MiB);
+        CHECK((block.data() == p && block.size_bytes() == 9_MiB));
         return import_block(memory, block.description(), pages_of(block));
       }();
       memory.deallocate({}, p, 9_MiB);
