@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_7273d76b
+#define TARN_NAMESPACE tarn::inline v0_2_0_0c6fb8e5
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3035,15 +3035,15 @@ status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   }
   return wait_for_all_work(driver);
 }
-/// Calls free(stream) with a temporary stream that is ordered behind all work of each device in use: for a
+/// Calls give(stream) with a temporary stream that is ordered behind all work of each device in use: for a
 /// block whose stream may be destroyed. While this thread's capture forbids that, the block stays; so it does
 /// once the driver has unloaded.
-template <stream_driver Driver, class Free>
-status free_behind_lost(Driver const& driver, Free const& free) noexcept {
+template <stream_driver Driver, class Give>
+status free_behind_lost(Driver const& driver, Give const& give) noexcept {
   own_stream const own(driver);
   status s = order_behind_lost(driver, own.get());
   if (is_capture_error(s)) s = wait_past_captures(driver);
-  return is_capture_error(s) || s.kind == failure::unloading ? s : free(own.get());
+  return is_capture_error(s) || s.kind == failure::unloading ? s : give(own.get());
 }
 /// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be
 /// destroyed or that of any device, the default stream after waiting for the work on it. Returns false if a

@@ -1599,7 +1599,7 @@ PLANTED = {
             finder="tests/pool/graph_memories.cpp",
         ),
         Mutant(
-            "nobody waits for a fill that a stream of another device cannot be ordered behind",
+            "no thread waits for a fill that a stream of another device cannot be ordered behind",
             "driver/stream_device.hpp",
             " s = driver.synchronize_stream(here.get());",
             " s = status{};",

@@ -242,7 +242,7 @@ class program {
 
 }  // namespace
 
-TEST_CASE("a pool keeps its word on its memory while its abilities are mixed",
+TEST_CASE("a pool serves what it says that it can while its abilities are mixed",
           "[pool][mixed_abilities][pages]") {
 #if defined(TARN_FEWER_CASES)
   unsigned const seed = GENERATE(range(20U, 36U));
