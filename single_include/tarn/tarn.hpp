@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_0c6fb8e5
+#define TARN_NAMESPACE tarn::inline v0_2_0_aa2cd0ab
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -13674,10 +13674,11 @@ class deferred_for_graphs {
   /// Defers a block for its next user. Under the mutex.
   void pass_on(block_of_graphs& b) noexcept {
     graph_parts& next = b.users.take();
+    std::size_t const bytes = rounded_bytes(b.bytes, b.alignment);
     try {
       next.deferred.push_back(std::move(b));
       if (next.state == graph_parts::life::marked) next.is_mark_old = true;
-      next.deferred_bytes += rounded_bytes(b.bytes, b.alignment);
+      next.deferred_bytes += bytes;
     } catch (...) {
       b.users.clear();
       defer_until_end(b);

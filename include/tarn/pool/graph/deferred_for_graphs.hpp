@@ -188,10 +188,11 @@ class deferred_for_graphs {
   /// Defers a block for its next user. Under the mutex.
   void pass_on(block_of_graphs& b) noexcept {
     graph_parts& next = b.users.take();
+    std::size_t const bytes = rounded_bytes(b.bytes, b.alignment);
     try {
       next.deferred.push_back(std::move(b));
       if (next.state == graph_parts::life::marked) next.is_mark_old = true;
-      next.deferred_bytes += rounded_bytes(b.bytes, b.alignment);
+      next.deferred_bytes += bytes;
     } catch (...) {
       b.users.clear();
       defer_until_end(b);
