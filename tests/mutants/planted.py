@@ -1163,8 +1163,8 @@ PLANTED = {
         Mutant(
             "a block knows only four of the owners whose graphs use it",
             "pool/graph/graph_parts.hpp",
-            "  all_.push_back(&user);\n",
-            "  if (all_.size() == 4) return;\n  all_.push_back(&user);\n",
+            "    more_.push_back(&user);\n",
+            "    return;\n",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(

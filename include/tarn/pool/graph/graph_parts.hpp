@@ -16,13 +16,15 @@ struct graph_parts;
 /// The owners whose graphs use a block, each with a reference.
 class graph_users {
  public:
-  [[nodiscard]] bool empty() const noexcept { return all_.empty(); }
-  /// Adds one, unless it is there. O(users) @throws std::bad_alloc, nothing has changed
+  [[nodiscard]] bool empty() const noexcept { return count_ == 0 && more_.empty(); }
+  /// Adds one, unless it is there. O(users) @throws std::bad_alloc (from the fifth one on), nothing has
+  /// changed
   void add(graph_parts& user);
   /// Removes one; the caller takes over its reference.
   [[nodiscard]] graph_parts& take() noexcept {
-    graph_parts& last = *all_.back();
-    all_.pop_back();
+    if (more_.empty()) return *first_[--count_];
+    graph_parts& last = *more_.back();
+    more_.pop_back();
     return last;
   }
   void clear() noexcept;
@@ -30,7 +32,10 @@ class graph_users {
   void drop_over() noexcept;
 
  private:
-  sequence<graph_parts*> all_;
+  static constexpr std::size_t usual = 4;  // for these no free can fail for want of host memory
+  graph_parts* first_[usual] = {};
+  std::size_t count_ = 0;  ///< of first_
+  sequence<graph_parts*> more_;
 };
 
 /// A block that was freed while graphs use it that are not of its own part.
@@ -70,20 +75,33 @@ struct graph_parts {
 };
 
 inline void graph_users::add(graph_parts& user) {
-  for (graph_parts const* const known : all_) {
+  for (std::size_t i = 0; i < count_; ++i) {
+    if (first_[i] == &user) return;
+  }
+  for (graph_parts const* const known : more_) {
     if (known == &user) return;
   }
-  all_.push_back(&user);
+  if (count_ < usual) {
+    first_[count_++] = &user;
+  } else {
+    more_.push_back(&user);
+  }
   ++user.references;
 }
 inline void graph_users::clear() noexcept {
   while (!empty()) --take().references;
 }
 inline void graph_users::drop_over() noexcept {
-  for (std::size_t i = all_.size(); i-- > 0;) {
-    if (all_[i]->state != graph_parts::life::over) continue;
-    --all_[i]->references;
-    all_.erase_unordered(i);
+  auto const is_over = [](graph_parts& p) {
+    bool const over = p.state == graph_parts::life::over;
+    if (over) --p.references;
+    return over;
+  };
+  for (std::size_t i = count_; i-- > 0;) {
+    if (is_over(*first_[i])) first_[i] = first_[--count_];
+  }
+  for (std::size_t i = more_.size(); i-- > 0;) {
+    if (is_over(*more_[i])) more_.erase_unordered(i);
   }
 }
 
