@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sources alone: blocks of each kind, with and without a stream, and pages by hand.
+#include <concepts>
 #include <optional>
 #include <utility>
 
@@ -52,9 +53,12 @@ void blocks(trial& t) {
   pair(3_MiB, 2_MiB);
   pair(40_MiB, 256, step_outcome::refused);
   pair_sync(1000);
-  if (t.begin_capture(s)) {
-    pair(1000, 256);
-    (void)t.end_capture(s);
+  // What is freed on a captured stream is never given back where that would not wait.
+  if constexpr (!std::derived_from<Source<sited_driver>, basic_registered<sited_driver>>) {
+    if (t.begin_capture(s)) {
+      pair(1000, 256);
+      (void)t.end_capture(s);
+    }
   }
   t.heal();
   pair(8_MiB, 256);

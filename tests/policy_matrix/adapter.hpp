@@ -328,6 +328,7 @@ void add_stack(std::vector<stack_under_test>& all) {
   }
   t.has_retry = (Policies::has_retry || ...);
   t.driver_orders = source::driver_orders && !t.has_pool;
+  t.keeps_what_captures_free = std::same_as<source, of::registered<D>> && !t.has_pool;
   t.make_device = [](unsigned mode) -> std::unique_ptr<test_device> {
     return std::make_unique<Device>(mode);
   };

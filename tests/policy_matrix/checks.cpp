@@ -344,14 +344,16 @@ void capture(stack_under_test const& stack, test_device& device, test_memory& me
       return;
     }
     void* const inside = memory.allocate(s, bytes, 256, tarn::source_location::current());
-    if (!stack.driver_orders) memory.deallocate(s, before, bytes, 256);
-    memory.deallocate(s, inside, bytes, 256);
+    bool const frees_inside = !stack.keeps_what_captures_free;
+    if (frees_inside && !stack.driver_orders) memory.deallocate(s, before, bytes, 256);
+    if (frees_inside) memory.deallocate(s, inside, bytes, 256);
     void* const across =
         stack.driver_orders ? nullptr : memory.allocate(s, bytes, 256, tarn::source_location::current());
     out.check(device.end_capture(s, stack.driver_orders),
               "a capture was invalidated or contains calls of the library");
     if (across != nullptr) memory.deallocate(s, across, bytes, 256);
-    if (stack.driver_orders) memory.deallocate(s, before, bytes, 256);
+    if (!frees_inside || stack.driver_orders) memory.deallocate(s, before, bytes, 256);
+    if (!frees_inside) memory.deallocate(s, inside, bytes, 256);
     memory.deallocate(s, kept, 400, 256);
     device.wait();
     device.end_stream(s);

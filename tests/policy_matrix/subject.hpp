@@ -182,6 +182,8 @@ struct stack_under_test {
   bool writes_below_pool = false;  ///< writes to segments whose bytes are not allocated above the pool
   bool keeps_freed = false;        ///< a quarantine holds freed blocks back
   bool has_retry = false;
+  bool keeps_what_captures_free =
+      false;  ///< bare memory that is given back at once: never where it cannot be waited for
   bool driver_orders = false;  ///< bare memory of cudaMallocAsync, which a capture may record
   std::unique_ptr<test_device> (*make_device)(unsigned mode) = nullptr;
   /// Creates the memory. At its destruction it adds the findings of its own records to `out`.
