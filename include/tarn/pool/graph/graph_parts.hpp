@@ -32,7 +32,7 @@ class graph_users {
   void drop_over() noexcept;
 
  private:
-  static constexpr std::size_t usual = 4;  // for these no free can fail for want of host memory
+  static constexpr std::size_t usual = 4;  // for these no free can fail because there is no host memory
   graph_parts* first_[usual] = {};
   std::size_t count_ = 0;  ///< of first_
   sequence<graph_parts*> more_;
