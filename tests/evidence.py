@@ -68,14 +68,15 @@ def record_of(part):
 
 def keep(part, log):
     commit = git("rev-parse", "--short=8", "HEAD")
-    if not commit or git("status", "--porcelain", "--", "include", "tests", ":!tests/evidence", ":!tests/simulation/soak.txt"):
-        print("nothing is kept: include/ or tests/ differs from the commit that the record would name")
+    began = git("rev-parse", "--short=8", os.environ.get("TARN_COMMIT", "HEAD"))  # ./dev says at which commit the run began
+    if not commit or commit != began or git("status", "--porcelain", "--", "include", "tests", ":!tests/evidence", ":!tests/simulation/soak.txt"):
+        print("nothing is kept: include/ or tests/ differs from the commit at which the run began")
         return
     cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     system = re.search(r'PRETTY_NAME="(.*)"', pathlib.Path("/etc/os-release").read_text())
     head = [time.strftime("%Y-%m-%d"), system.group(1) if system else "", f"{os.cpu_count()} x {cpu.group(1) if cpu else 'unknown'}"]
     with open(log, encoding="utf-8", errors="replace") as file:
-        lines = [line.rstrip() for line in file if part in WHOLE or KEPT.search(line)]
+        lines = [line.rstrip().replace(f"{ROOT}/", "") for line in file if part in WHOLE or KEPT.search(line)]
     RECORDS.mkdir(exist_ok=True)
     (RECORDS / f"{part}.txt").write_text("\n".join([f"# {part}: commit {commit}, {', '.join(head)}", *lines]) + "\n")
 
