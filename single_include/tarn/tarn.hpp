@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_f738a014
+#define TARN_NAMESPACE tarn::inline v0_2_0_141742cc
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -13544,11 +13544,9 @@ class graph_uses {
     }
     blocks_.make_room();
     table_.make_room();
-    graph_users first;
-    first.add(user);
     slot_number const b = blocks_.take();
     blocks_[b].p = p;
-    blocks_[b].users = std::move(first);
+    blocks_[b].users.add(user);  // the first one needs no memory
     table_.insert(b);
     return true;
   }

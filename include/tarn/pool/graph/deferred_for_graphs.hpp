@@ -40,11 +40,9 @@ class graph_uses {
     }
     blocks_.make_room();
     table_.make_room();
-    graph_users first;
-    first.add(user);
     slot_number const b = blocks_.take();
     blocks_[b].p = p;
-    blocks_[b].users = std::move(first);
+    blocks_[b].users.add(user);  // the first one needs no memory
     table_.insert(b);
     return true;
   }
