@@ -1759,7 +1759,6 @@ class evict_scope {
   void bring_all(std::index_sequence<N...>) {
     std::tuple<Buffers...> back(block_for(std::get<N>(slots_))...);
     (copy_in(std::get<N>(slots_), std::get<N>(back)), ...);
-    (let_wait(std::get<N>(slots_), std::get<N>(back)), ...);
     (put_back(std::get<N>(slots_), std::get<N>(back)), ...);
   }
   template <class Slot>
@@ -1770,11 +1769,9 @@ class evict_scope {
   }
   template <class Slot, class Buffer>
   void copy_in(Slot const& s, Buffer& b) {
-    if (s.host != nullptr) b.copy_from(std::span<typename Slot::element const>(s.data(), s.count));
-  }
-  template <class Slot, class Buffer>
-  void let_wait(Slot const& s, Buffer& b) {
-    if (s.host != nullptr) b.set_stream(s.buffer->stream());
+    if (s.host == nullptr) return;
+    b.copy_from(std::span<typename Slot::element const>(s.data(), s.count));
+    b.set_stream(s.buffer->stream());
   }
   template <class Slot, class Buffer>
   void put_back(Slot& s, Buffer& b) noexcept {

@@ -2217,7 +2217,7 @@ PLANTED = {
         Mutant(
             "evicted elements are restored without ordering the buffer's stream",
             "transfer/evict_scope.hpp",
-            "    (let_wait(std::get<N>(slots_), std::get<N>(back)), ...);\n",
+            "    b.set_stream(s.buffer->stream());\n",
             "",
             finder="tests/transfer/evict_scope.cpp",
         ),
