@@ -249,6 +249,22 @@ TEST_CASE("what a pool over a pool gives back is then asked of the lower one", "
   }
 }
 
+TEST_CASE("another pool gives back when the device has the bytes, but not in whole handles",
+          "[pool][other_pools][pages]") {
+  sim_options o = one_gib();
+  o.granularity = 64_MiB;
+  o.taken = 30_MiB;  // so that 34 MiB of what is free make up no handle
+  sim_machine machine{o};
+  sim_driver const driver = machine.driver(0);
+  test_stream const a(driver);
+  auto other = sim_pages{driver} | pooled{};
+  auto memory = sim_pages{driver} | pooled{};
+  cache(other, a, 640_MiB);
+  void* const p = memory.allocate(a, 354_MiB);
+  CHECK(reserved(other) < 640_MiB);
+  memory.deallocate(a, p, 354_MiB);
+}
+
 TEST_CASE("no pool is asked for more than the device has", "[pool][other_pools]") {
   device d;
   auto other = sim_pages{d.driver} | pooled{};
