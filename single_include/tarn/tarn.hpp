@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_262167c7
+#define TARN_NAMESPACE tarn::inline v0_2_0_f6b9467d
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -9718,6 +9718,7 @@ namespace detail {
 // mutex 2.)
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace TARN_NAMESPACE::detail {
@@ -9726,7 +9727,12 @@ namespace TARN_NAMESPACE::detail {
 template <bool Checked>
 class hold_record {
  public:
-  void begin() noexcept { ++number_; }
+  void begin() noexcept {
+    ++number_;
+    if (room_ != nullptr) *room_ = 0;
+  }
+  /// Sets `room` to 0 at the start of each hold: between two holds another thread may use up the room.
+  void begin_without(std::size_t& room) noexcept { room_ = &room; }
   void release(source_location where) noexcept { released_at_ = where; }
   /// The number of the current hold; unique for each hold.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
@@ -9736,11 +9742,13 @@ class hold_record {
  private:
   std::uint64_t number_ = 0;
   source_location released_at_{};
+  std::size_t* room_ = nullptr;
 };
 template <>
 class hold_record<false> {
  public:
   void begin() noexcept {}
+  void begin_without(std::size_t&) noexcept {}
   void release(source_location) noexcept {}
   [[nodiscard]] std::uint64_t number() const noexcept { return 0; }
   [[nodiscard]] source_location released_at() const noexcept { return {}; }
@@ -9933,8 +9941,10 @@ class range_table {
  public:
   range_table() { nodes_.resize(1); }
 
-  /// Ensures that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has changed
+  /// Ensures that `count` nodes can be taken without allocating until the lock is released.
+  /// @throws std::bad_alloc, nothing has changed
   void make_room(std::size_t count) {
+    if constexpr (check_locks) room_ = max_of(room_, count);
     if (spare_count_ >= count) return;
     std::size_t const first = nodes_.size();
     std::size_t const added = count > first ? count : first;
@@ -9945,7 +9955,7 @@ class range_table {
   /// Takes a new node. Requires make_room().
   [[nodiscard]] range_ref take() noexcept {
     if constexpr (check_locks) {
-      if (spare_count_ == 0)
+      if (spare_count_ == 0 || room_-- == 0)
         stop("tarn: a range was taken without room; call make_room() while the same lock is held");
     }
     range_ref const r = first_spare_;
@@ -9967,6 +9977,8 @@ class range_table {
   [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
   /// One more than the largest index; spare nodes are `unused`.
   [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
+  /// Nodes that may still be taken under the lock, if TARN_CHECK_LOCKS is 1 (hold_record::begin_without()).
+  [[nodiscard]] std::size_t& room() noexcept { return room_; }
   [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
 
  private:
@@ -9978,6 +9990,7 @@ class range_table {
   sequence<range> nodes_;
   range_ref first_spare_ = 0;
   std::size_t spare_count_ = 0;
+  std::size_t room_ = 0;
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -19307,6 +19320,7 @@ class heap {
     bool const by_pages = page_source<Upstream> && growth_.has_pages();
     space_.keeps_handles_whole = by_pages && may_remap(options_);
     space_.joins_handles = !by_pages || options_.handles == handles_per_block::any;
+    hot_.hold().begin_without(space_.ranges.room());
   }
   heap& operator=(heap&&) = delete;
 

@@ -2012,6 +2012,21 @@ PLANTED = {
             "    { unlocked const released(hot); }\n    gone.reserve(whole.get(hot.held()).size());\n",
         ),
         Mutant(
+            "a handle changes its zone in the room that an earlier hold of the lock had made",
+            "pool/pages/page_growth.hpp",
+            "    if (p.bytes == 0) return false;\n    a.ranges.make_room(4);\n",
+            "    if (p.bytes == 0) return false;\n",
+        ),
+        Mutant(
+            "the node of a segment is taken in room made before the lock was released",
+            "pool/pages/segment_growth.hpp",
+            "    range_ref const r = a.ranges.take();\n",
+            "    range_ref r = a.ranges.take();\n    a.ranges.put_back(r);\n",
+            more=(
+                ("    } catch (...) {\n      a.ranges.put_back(r);\n      throw;\n    }\n    count_made(", "    } catch (...) {\n      throw;\n    }\n    r = a.ranges.take();\n    count_made("),
+            ),
+        ),
+        Mutant(
             "memory freed while an event is recorded counts as covered",
             "pool/order/ordering.hpp",
             "      domain.recorded = mark;\n",

@@ -6,6 +6,7 @@
 // mutex 2.)
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "tarn/core/config.hpp"
@@ -18,7 +19,12 @@ namespace TARN_NAMESPACE::detail {
 template <bool Checked>
 class hold_record {
  public:
-  void begin() noexcept { ++number_; }
+  void begin() noexcept {
+    ++number_;
+    if (room_ != nullptr) *room_ = 0;
+  }
+  /// Sets `room` to 0 at the start of each hold: between two holds another thread may use up the room.
+  void begin_without(std::size_t& room) noexcept { room_ = &room; }
   void release(source_location where) noexcept { released_at_ = where; }
   /// The number of the current hold; unique for each hold.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
@@ -28,11 +34,13 @@ class hold_record {
  private:
   std::uint64_t number_ = 0;
   source_location released_at_{};
+  std::size_t* room_ = nullptr;
 };
 template <>
 class hold_record<false> {
  public:
   void begin() noexcept {}
+  void begin_without(std::size_t&) noexcept {}
   void release(source_location) noexcept {}
   [[nodiscard]] std::uint64_t number() const noexcept { return 0; }
   [[nodiscard]] source_location released_at() const noexcept { return {}; }

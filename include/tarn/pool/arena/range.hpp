@@ -71,8 +71,10 @@ class range_table {
  public:
   range_table() { nodes_.resize(1); }
 
-  /// Ensures that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has changed
+  /// Ensures that `count` nodes can be taken without allocating until the lock is released.
+  /// @throws std::bad_alloc, nothing has changed
   void make_room(std::size_t count) {
+    if constexpr (check_locks) room_ = max_of(room_, count);
     if (spare_count_ >= count) return;
     std::size_t const first = nodes_.size();
     std::size_t const added = count > first ? count : first;
@@ -83,7 +85,7 @@ class range_table {
   /// Takes a new node. Requires make_room().
   [[nodiscard]] range_ref take() noexcept {
     if constexpr (check_locks) {
-      if (spare_count_ == 0)
+      if (spare_count_ == 0 || room_-- == 0)
         stop("tarn: a range was taken without room; call make_room() while the same lock is held");
     }
     range_ref const r = first_spare_;
@@ -105,6 +107,8 @@ class range_table {
   [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
   /// One more than the largest index; spare nodes are `unused`.
   [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
+  /// Nodes that may still be taken under the lock, if TARN_CHECK_LOCKS is 1 (hold_record::begin_without()).
+  [[nodiscard]] std::size_t& room() noexcept { return room_; }
   [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
 
  private:
@@ -116,6 +120,7 @@ class range_table {
   sequence<range> nodes_;
   range_ref first_spare_ = 0;
   std::size_t spare_count_ = 0;
+  std::size_t room_ = 0;
 };
 
 }  // namespace TARN_NAMESPACE::detail
