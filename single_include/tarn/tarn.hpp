@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_f6b9467d
+#define TARN_NAMESPACE tarn::inline v0_2_0_10df7ef8
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -9718,7 +9718,6 @@ namespace detail {
 // mutex 2.)
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 namespace TARN_NAMESPACE::detail {
@@ -9727,31 +9726,27 @@ namespace TARN_NAMESPACE::detail {
 template <bool Checked>
 class hold_record {
  public:
-  void begin() noexcept {
-    ++number_;
-    if (room_ != nullptr) *room_ = 0;
-  }
-  /// Sets `room` to 0 at the start of each hold: between two holds another thread may use up the room.
-  void begin_without(std::size_t& room) noexcept { room_ = &room; }
+  void begin() noexcept { ++number_; }
   void release(source_location where) noexcept { released_at_ = where; }
   /// The number of the current hold; unique for each hold.
-  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  [[nodiscard]] std::uint64_t const& number() const noexcept { return number_; }
   /// Where the lock was last released in the middle of a hot_lock's scope.
   [[nodiscard]] source_location released_at() const noexcept { return released_at_; }
 
  private:
   std::uint64_t number_ = 0;
   source_location released_at_{};
-  std::size_t* room_ = nullptr;
 };
 template <>
 class hold_record<false> {
  public:
   void begin() noexcept {}
-  void begin_without(std::size_t&) noexcept {}
   void release(source_location) noexcept {}
-  [[nodiscard]] std::uint64_t number() const noexcept { return 0; }
+  [[nodiscard]] std::uint64_t const& number() const noexcept { return none; }
   [[nodiscard]] source_location released_at() const noexcept { return {}; }
+
+ private:
+  static constexpr std::uint64_t none = 0;
 };
 
 class hot_mutex {
@@ -9879,8 +9874,52 @@ class [[nodiscard]] unlocked {
 
 #include <cstddef>
 #include <cstdint>
+
+// ---- tarn/core/promised_room.hpp
+// What make_room() of a table has promised. If TARN_CHECK_LOCKS is 1, taking more stops the program, and so
+// does taking it under another hold of the lock: between two holds another thread may use up the room. The
+// random programs find a missing make_room() only so: the tables nearly always have room left.
+
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+
+namespace TARN_NAMESPACE::detail {
+
+template <bool Checked>
+class promised_room {
+ public:
+  /// From now on a promise ends when `hold`, the number of a lock's holds, changes.
+  void ends_with(std::uint64_t const& hold) noexcept { hold_ = &hold; }
+  void promise(std::size_t count) noexcept {
+    left_ = is_valid() ? max_of(left_, count) : count;
+    promised_in_ = now();
+  }
+  /// Takes one place of the room.
+  void take() noexcept {
+    if (is_valid() && left_-- != 0) return;
+    std::fputs("tarn: a table was used without room; call make_room() while the same lock is held\n", stderr);
+    std::abort();
+  }
+
+ private:
+  [[nodiscard]] std::uint64_t now() const noexcept { return hold_ != nullptr ? *hold_ : 0; }
+  [[nodiscard]] bool is_valid() const noexcept { return promised_in_ == now(); }
+
+  std::uint64_t const* hold_ = nullptr;
+  std::uint64_t promised_in_ = 0;
+  std::size_t left_ = 0;
+};
+template <>
+class promised_room<false> {
+ public:
+  void ends_with(std::uint64_t const&) noexcept {}
+  void promise(std::size_t) noexcept {}
+  void take() noexcept {}
+};
+
+}  // namespace TARN_NAMESPACE::detail
 
 namespace TARN_NAMESPACE::detail {
 
@@ -9941,23 +9980,22 @@ class range_table {
  public:
   range_table() { nodes_.resize(1); }
 
-  /// Ensures that `count` nodes can be taken without allocating until the lock is released.
-  /// @throws std::bad_alloc, nothing has changed
+  /// Ensures that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has changed
   void make_room(std::size_t count) {
-    if constexpr (check_locks) room_ = max_of(room_, count);
-    if (spare_count_ >= count) return;
-    std::size_t const first = nodes_.size();
-    std::size_t const added = count > first ? count : first;
-    nodes_.resize(first + added);
-    for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
+    if (spare_count_ < count) {
+      std::size_t const first = nodes_.size();
+      std::size_t const added = count > first ? count : first;
+      nodes_.resize(first + added);
+      for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
+    }
+    room_.promise(count);
   }
+  /// A promise of make_room() ends with the hold of a lock.
+  void end_room_with(std::uint64_t const& hold) noexcept { room_.ends_with(hold); }
 
   /// Takes a new node. Requires make_room().
   [[nodiscard]] range_ref take() noexcept {
-    if constexpr (check_locks) {
-      if (spare_count_ == 0 || room_-- == 0)
-        stop("tarn: a range was taken without room; call make_room() while the same lock is held");
-    }
+    room_.take();
     range_ref const r = first_spare_;
     first_spare_ = nodes_[r].next;
     --spare_count_;
@@ -9977,20 +10015,13 @@ class range_table {
   [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
   /// One more than the largest index; spare nodes are `unused`.
   [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
-  /// Nodes that may still be taken under the lock, if TARN_CHECK_LOCKS is 1 (hold_record::begin_without()).
-  [[nodiscard]] std::size_t& room() noexcept { return room_; }
   [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
 
  private:
-  [[noreturn]] static void stop(char const* why) noexcept {
-    std::fprintf(stderr, "%s\n", why);
-    std::abort();
-  }
-
   sequence<range> nodes_;
   range_ref first_spare_ = 0;
   std::size_t spare_count_ = 0;
-  std::size_t room_ = 0;
+  [[no_unique_address]] promised_room<check_locks> room_;
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -10019,25 +10050,15 @@ class address_map {
   /// has changed
   void make_room(std::size_t count) {
     if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
-    if ((size_ + count) * 2 <= entries_.size()) return;
-    address_map larger;
-    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
-    while ((size_ + count) * 2 > capacity) capacity *= 2;
-    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
-    larger.entries_.resize(capacity);
-    for (entry const& e : entries_) {
-      if (!(e.value == Value{})) larger.insert(e.key, e.value);
-    }
-    entries_.swap(larger.entries_);
-    shift_ = larger.shift_;
+    if ((size_ + count) * 2 > entries_.size()) grow(count);
+    room_.promise(count);
   }
+  /// A promise of make_room() ends with the hold of a lock.
+  void end_room_with(std::uint64_t const& hold) noexcept { room_.ends_with(hold); }
 
   /// Inserts a key or replaces its value, which must not be Value{}. make_room() must have been called. O(1).
   void insert(std::uintptr_t key, Value value) noexcept {
-    std::size_t i = home(key);
-    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
-    if (is_vacant(i)) ++size_;
-    entries_[i] = {key, value};
+    if (put(key, value)) room_.take();
   }
 
   /// Returns the value of the key, or Value{} if it is absent. O(1).
@@ -10097,9 +10118,32 @@ class address_map {
   }
   [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
 
+  void grow(std::size_t count) {
+    address_map larger;
+    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
+    while ((size_ + count) * 2 > capacity) capacity *= 2;
+    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
+    larger.entries_.resize(capacity);
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) larger.put(e.key, e.value);
+    }
+    entries_.swap(larger.entries_);
+    shift_ = larger.shift_;
+  }
+  /// Returns true if the key is new.
+  bool put(std::uintptr_t key, Value value) noexcept {
+    std::size_t i = home(key);
+    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
+    bool const is_new = is_vacant(i);
+    if (is_new) ++size_;
+    entries_[i] = {key, value};
+    return is_new;
+  }
+
   sequence<entry> entries_;
   std::size_t size_ = 0;
   unsigned shift_ = 64;  ///< 64 minus log2(capacity)
+  [[no_unique_address]] promised_room<check_locks> room_;
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -10177,11 +10221,18 @@ class run_table {
         first_spare_ = static_cast<run_ref>(i);
       }
     }
+    room_.promise(1);
+  }
+  /// A promise of make_room() ends with the hold of a lock.
+  void end_room_with(std::uint64_t const& hold) noexcept {
+    frames_.end_room_with(hold);
+    room_.ends_with(hold);
   }
 
   /// Adds a run over a range; all its blocks are free. Requires make_room().
   [[nodiscard]] run_ref add(range_ref body, std::uintptr_t address, unsigned size_class,
                             domain_ref domain) noexcept {
+    room_.take();
     run_ref const r = first_spare_;
     first_spare_ = runs_[r].next;
     run& made = runs_[r] = run{};
@@ -10221,6 +10272,7 @@ class run_table {
   sequence<run> runs_;
   address_map<std::uint32_t> frames_;
   run_ref first_spare_ = 0;
+  [[no_unique_address]] promised_room<check_locks> room_;
 };
 
 /// The partly free runs of one class and domain; the most recently used one first.
@@ -11932,6 +11984,12 @@ class arena {
     blocks.make_room(1);
     runs.make_room();
   }
+  /// A promise of a make_room() ends with the hold of the pool's lock, of which `hold` is the number.
+  void end_room_with(std::uint64_t const& hold) noexcept {
+    ranges.end_room_with(hold);
+    blocks.end_room_with(hold);
+    runs.end_room_with(hold);
+  }
 
   /// Takes a block from the stream's own domain, then from the neutral one. Null if neither has it. Requires
   /// make_room().
@@ -13373,12 +13431,15 @@ class slot_table {
  public:
   /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
   void make_room() {
-    if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
-    chunks_.reserve(chunks_.size() + 1);
-    chunks_.push_back(owned(new chunk));
+    if (free_ == 0 && used_ == chunks_.size() * chunk_slots) {
+      chunks_.reserve(chunks_.size() + 1);
+      chunks_.push_back(owned(new chunk));
+    }
+    room_.promise(1);
   }
   /// Takes a slot that holds T{}. Requires make_room().
   [[nodiscard]] slot_number take() noexcept {
+    room_.take();
     if (free_ == 0) return static_cast<slot_number>(++used_);
     slot_number const s = free_;
     free_ = (*this)[s].next;
@@ -13415,6 +13476,7 @@ class slot_table {
   sequence<owned<chunk>> chunks_;
   std::size_t used_ = 0;
   slot_number free_ = 0;
+  [[no_unique_address]] promised_room<check_locks> room_;
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -19320,7 +19382,7 @@ class heap {
     bool const by_pages = page_source<Upstream> && growth_.has_pages();
     space_.keeps_handles_whole = by_pages && may_remap(options_);
     space_.joins_handles = !by_pages || options_.handles == handles_per_block::any;
-    hot_.hold().begin_without(space_.ranges.room());
+    space_.end_room_with(hot_.hold().number());
   }
   heap& operator=(heap&&) = delete;
 

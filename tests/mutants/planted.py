@@ -2027,6 +2027,18 @@ PLANTED = {
             ),
         ),
         Mutant(
+            "a view is built in room for its address that was made before its handles were mapped",
+            "pool/pages/page_views.hpp",
+            "      a.blocks.make_room(1);  // other threads may have used it up meanwhile\n",
+            "",
+        ),
+        Mutant(
+            "a growing view is built in room for its address that was made before its handles were mapped",
+            "pool/pages/growing_views.hpp",
+            "      a.blocks.make_room(1);  // other threads may have used it up meanwhile\n",
+            "",
+        ),
+        Mutant(
             "memory freed while an event is recorded counts as covered",
             "pool/order/ordering.hpp",
             "      domain.recorded = mark;\n",

@@ -169,14 +169,42 @@ TEST_CASE("looked_up::get aborts after the lock was released and names all three
   CHECK(text.find("use.cpp:33") != std::string::npos);
 }
 
-TEST_CASE("range_table::take aborts when make_room was not called", "[pool][looked_up]") {
-  auto const [text, aborted] = in_child([] {
+TEST_CASE(
+    "a table stops the program that uses it without room, or in room that an earlier hold of the lock had "
+    "made",
+    "[pool][looked_up]") {
+  auto const stops = [](void (*use)()) {
+    auto const [text, aborted] = in_child(use);
+    return aborted && text.find("call make_room() while the same lock is held") != std::string::npos;
+  };
+  CHECK(stops([] {
     detail::range_table ranges;
     ranges.make_room(1);
     (void)ranges.take();
     (void)ranges.take();
-  });
-  CHECK(aborted);
-  CHECK(text.find("make_room()") != std::string::npos);
+  }));
+  CHECK(stops([] {
+    detail::address_map<int> map;
+    map.make_room(1);
+    map.insert(1, 1);
+    map.insert(1, 2);
+    map.insert(2, 2);
+  }));
+  CHECK(stops([] {
+    detail::slot_table<detail::range> slots;
+    (void)slots.take();
+  }));
+  CHECK(stops([] {
+    detail::hot_mutex mutex;
+    detail::arena space;
+    space.end_room_with(mutex.hold().number());
+    {
+      detail::hot_lock const held(mutex);
+      space.make_room();
+      (void)space.ranges.take();
+    }
+    detail::hot_lock const held(mutex);
+    (void)space.ranges.take();
+  }));
 }
 #endif

@@ -431,6 +431,7 @@ TEST_CASE("arena::release gives a coalesced range the newer epoch", "[pool][aren
     arena& space = t.space;
     space.make_room();
     void* const lower = space.take(t.a, zone::larger, 2_MiB, 256);
+    space.make_room();
     void* const upper = space.take(t.a, zone::larger, 2_MiB, 256);
     REQUIRE(lower < upper);
     std::uint64_t const old = space.streams[t.a].epoch;
@@ -459,9 +460,11 @@ TEST_CASE(
     one_range t(6_MiB, zone::larger);
     arena& space = t.space;
     space.streams[neutral].epoch = 9;  // means nothing in another domain
-    space.make_room();
     void* blocks[6] = {};
-    for (void*& p : blocks) p = space.take(t.a, zone::larger, 1_MiB, 256);
+    for (void*& p : blocks) {
+      space.make_room();
+      p = space.take(t.a, zone::larger, 1_MiB, 256);
+    }
     for (std::size_t i = 0; i < 6; ++i) {
       if (e.freed_by[i] == '-') continue;
       domain_ref const giver = e.freed_by[i] == 'a' ? t.a : neutral;

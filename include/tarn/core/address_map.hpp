@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <new>
 
+#include "tarn/core/config.hpp"
+#include "tarn/core/promised_room.hpp"
 #include "tarn/core/sequence.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -18,25 +20,15 @@ class address_map {
   /// has changed
   void make_room(std::size_t count) {
     if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
-    if ((size_ + count) * 2 <= entries_.size()) return;
-    address_map larger;
-    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
-    while ((size_ + count) * 2 > capacity) capacity *= 2;
-    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
-    larger.entries_.resize(capacity);
-    for (entry const& e : entries_) {
-      if (!(e.value == Value{})) larger.insert(e.key, e.value);
-    }
-    entries_.swap(larger.entries_);
-    shift_ = larger.shift_;
+    if ((size_ + count) * 2 > entries_.size()) grow(count);
+    room_.promise(count);
   }
+  /// A promise of make_room() ends with the hold of a lock.
+  void end_room_with(std::uint64_t const& hold) noexcept { room_.ends_with(hold); }
 
   /// Inserts a key or replaces its value, which must not be Value{}. make_room() must have been called. O(1).
   void insert(std::uintptr_t key, Value value) noexcept {
-    std::size_t i = home(key);
-    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
-    if (is_vacant(i)) ++size_;
-    entries_[i] = {key, value};
+    if (put(key, value)) room_.take();
   }
 
   /// Returns the value of the key, or Value{} if it is absent. O(1).
@@ -96,9 +88,32 @@ class address_map {
   }
   [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
 
+  void grow(std::size_t count) {
+    address_map larger;
+    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
+    while ((size_ + count) * 2 > capacity) capacity *= 2;
+    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
+    larger.entries_.resize(capacity);
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) larger.put(e.key, e.value);
+    }
+    entries_.swap(larger.entries_);
+    shift_ = larger.shift_;
+  }
+  /// Returns true if the key is new.
+  bool put(std::uintptr_t key, Value value) noexcept {
+    std::size_t i = home(key);
+    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
+    bool const is_new = is_vacant(i);
+    if (is_new) ++size_;
+    entries_[i] = {key, value};
+    return is_new;
+  }
+
   sequence<entry> entries_;
   std::size_t size_ = 0;
   unsigned shift_ = 64;  ///< 64 minus log2(capacity)
+  [[no_unique_address]] promised_room<check_locks> room_;
 };
 
 }  // namespace TARN_NAMESPACE::detail

@@ -67,7 +67,7 @@ class heap {
     bool const by_pages = page_source<Upstream> && growth_.has_pages();
     space_.keeps_handles_whole = by_pages && may_remap(options_);
     space_.joins_handles = !by_pages || options_.handles == handles_per_block::any;
-    hot_.hold().begin_without(space_.ranges.room());
+    space_.end_room_with(hot_.hold().number());
   }
   heap& operator=(heap&&) = delete;
 

@@ -93,6 +93,12 @@ class arena {
     blocks.make_room(1);
     runs.make_room();
   }
+  /// A promise of a make_room() ends with the hold of the pool's lock, of which `hold` is the number.
+  void end_room_with(std::uint64_t const& hold) noexcept {
+    ranges.end_room_with(hold);
+    blocks.end_room_with(hold);
+    runs.end_room_with(hold);
+  }
 
   /// Takes a block from the stream's own domain, then from the neutral one. Null if neither has it. Requires
   /// make_room().

@@ -6,7 +6,6 @@
 // mutex 2.)
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 #include "tarn/core/config.hpp"
@@ -19,31 +18,27 @@ namespace TARN_NAMESPACE::detail {
 template <bool Checked>
 class hold_record {
  public:
-  void begin() noexcept {
-    ++number_;
-    if (room_ != nullptr) *room_ = 0;
-  }
-  /// Sets `room` to 0 at the start of each hold: between two holds another thread may use up the room.
-  void begin_without(std::size_t& room) noexcept { room_ = &room; }
+  void begin() noexcept { ++number_; }
   void release(source_location where) noexcept { released_at_ = where; }
   /// The number of the current hold; unique for each hold.
-  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  [[nodiscard]] std::uint64_t const& number() const noexcept { return number_; }
   /// Where the lock was last released in the middle of a hot_lock's scope.
   [[nodiscard]] source_location released_at() const noexcept { return released_at_; }
 
  private:
   std::uint64_t number_ = 0;
   source_location released_at_{};
-  std::size_t* room_ = nullptr;
 };
 template <>
 class hold_record<false> {
  public:
   void begin() noexcept {}
-  void begin_without(std::size_t&) noexcept {}
   void release(source_location) noexcept {}
-  [[nodiscard]] std::uint64_t number() const noexcept { return 0; }
+  [[nodiscard]] std::uint64_t const& number() const noexcept { return none; }
   [[nodiscard]] source_location released_at() const noexcept { return {}; }
+
+ private:
+  static constexpr std::uint64_t none = 0;
 };
 
 class hot_mutex {

@@ -5,10 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 
 #include "tarn/core/config.hpp"
+#include "tarn/core/promised_room.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
@@ -71,23 +70,22 @@ class range_table {
  public:
   range_table() { nodes_.resize(1); }
 
-  /// Ensures that `count` nodes can be taken without allocating until the lock is released.
-  /// @throws std::bad_alloc, nothing has changed
+  /// Ensures that `count` nodes can be taken without allocating. @throws std::bad_alloc, nothing has changed
   void make_room(std::size_t count) {
-    if constexpr (check_locks) room_ = max_of(room_, count);
-    if (spare_count_ >= count) return;
-    std::size_t const first = nodes_.size();
-    std::size_t const added = count > first ? count : first;
-    nodes_.resize(first + added);
-    for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
+    if (spare_count_ < count) {
+      std::size_t const first = nodes_.size();
+      std::size_t const added = count > first ? count : first;
+      nodes_.resize(first + added);
+      for (std::size_t i = nodes_.size(); i-- > first;) put_back(static_cast<range_ref>(i));
+    }
+    room_.promise(count);
   }
+  /// A promise of make_room() ends with the hold of a lock.
+  void end_room_with(std::uint64_t const& hold) noexcept { room_.ends_with(hold); }
 
   /// Takes a new node. Requires make_room().
   [[nodiscard]] range_ref take() noexcept {
-    if constexpr (check_locks) {
-      if (spare_count_ == 0 || room_-- == 0)
-        stop("tarn: a range was taken without room; call make_room() while the same lock is held");
-    }
+    room_.take();
     range_ref const r = first_spare_;
     first_spare_ = nodes_[r].next;
     --spare_count_;
@@ -107,20 +105,13 @@ class range_table {
   [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
   /// One more than the largest index; spare nodes are `unused`.
   [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
-  /// Nodes that may still be taken under the lock, if TARN_CHECK_LOCKS is 1 (hold_record::begin_without()).
-  [[nodiscard]] std::size_t& room() noexcept { return room_; }
   [[nodiscard]] std::size_t in_use() const noexcept { return nodes_.size() - 1 - spare_count_; }
 
  private:
-  [[noreturn]] static void stop(char const* why) noexcept {
-    std::fprintf(stderr, "%s\n", why);
-    std::abort();
-  }
-
   sequence<range> nodes_;
   range_ref first_spare_ = 0;
   std::size_t spare_count_ = 0;
-  std::size_t room_ = 0;
+  [[no_unique_address]] promised_room<check_locks> room_;
 };
 
 }  // namespace TARN_NAMESPACE::detail

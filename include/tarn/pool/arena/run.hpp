@@ -9,6 +9,7 @@
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/config.hpp"
+#include "tarn/core/promised_room.hpp"
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
@@ -85,11 +86,18 @@ class run_table {
         first_spare_ = static_cast<run_ref>(i);
       }
     }
+    room_.promise(1);
+  }
+  /// A promise of make_room() ends with the hold of a lock.
+  void end_room_with(std::uint64_t const& hold) noexcept {
+    frames_.end_room_with(hold);
+    room_.ends_with(hold);
   }
 
   /// Adds a run over a range; all its blocks are free. Requires make_room().
   [[nodiscard]] run_ref add(range_ref body, std::uintptr_t address, unsigned size_class,
                             domain_ref domain) noexcept {
+    room_.take();
     run_ref const r = first_spare_;
     first_spare_ = runs_[r].next;
     run& made = runs_[r] = run{};
@@ -129,6 +137,7 @@ class run_table {
   sequence<run> runs_;
   address_map<std::uint32_t> frames_;
   run_ref first_spare_ = 0;
+  [[no_unique_address]] promised_room<check_locks> room_;
 };
 
 /// The partly free runs of one class and domain; the most recently used one first.

@@ -7,6 +7,7 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/owned.hpp"
+#include "tarn/core/promised_room.hpp"
 #include "tarn/core/sequence.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -21,12 +22,15 @@ class slot_table {
  public:
   /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
   void make_room() {
-    if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
-    chunks_.reserve(chunks_.size() + 1);
-    chunks_.push_back(owned(new chunk));
+    if (free_ == 0 && used_ == chunks_.size() * chunk_slots) {
+      chunks_.reserve(chunks_.size() + 1);
+      chunks_.push_back(owned(new chunk));
+    }
+    room_.promise(1);
   }
   /// Takes a slot that holds T{}. Requires make_room().
   [[nodiscard]] slot_number take() noexcept {
+    room_.take();
     if (free_ == 0) return static_cast<slot_number>(++used_);
     slot_number const s = free_;
     free_ = (*this)[s].next;
@@ -63,6 +67,7 @@ class slot_table {
   sequence<owned<chunk>> chunks_;
   std::size_t used_ = 0;
   slot_number free_ = 0;
+  [[no_unique_address]] promised_room<check_locks> room_;
 };
 
 }  // namespace TARN_NAMESPACE::detail
