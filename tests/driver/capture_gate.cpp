@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -90,11 +91,14 @@ TEST_CASE("a forked child has no capture that another thread of the parent began
 
 TEST_CASE("wait_for_all_work reports a capture that begins while the driver fails",
           "[capture_gate][faults]") {
-  sim_machine const machine{{.devices = 2}};
-  machine.driver().devices_of_streams().use(device_id{1});
-  fault_plan const plan;
   // The first device cannot be waited for by an event, or not at all.
-  driver_call const last = GENERATE(driver_call::create_event, driver_call::synchronize_device);
+  auto const [last, devices] =
+      GENERATE(std::pair(driver_call::create_event, 1), std::pair(driver_call::create_event, 2),
+               std::pair(driver_call::synchronize_device, 2));
+  CAPTURE(devices);
+  sim_machine const machine{{.devices = devices}};
+  machine.driver().devices_of_streams().use(device_id{devices - 1});
+  fault_plan const plan;
   plan.fail(driver_call::create_event, 1);
   if (last == driver_call::synchronize_device) plan.fail(last, 1);
   std::function<void()> next = [] { std::thread([] { detail::capture_gate::begin_capture(); }).join(); };
