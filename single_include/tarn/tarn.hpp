@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_10df7ef8
+#define TARN_NAMESPACE tarn::inline v0_2_0_ffbf56fa
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -10070,7 +10070,7 @@ class address_map {
     return Value{};
   }
 
-  /// Removes the key and returns its value, or Value{} if it is absent. O(1).
+  /// Removes the key and returns its value, or Value{} if it is absent. Leaves room for one key. O(1).
   Value erase(std::uintptr_t key) noexcept {
     if (size_ == 0) return Value{};
     std::size_t i = home(key);
@@ -10090,6 +10090,7 @@ class address_map {
     }
     entries_[i] = {};
     --size_;
+    room_.promise(1);
     return value;
   }
 

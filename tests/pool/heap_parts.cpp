@@ -112,6 +112,7 @@ TEST_CASE("a part takes only from its own memory, and handles that change their 
   void* const common_one = a.take(others, zone::larger, 2_MiB, 256);
   CHECK((common_one != nullptr && a.part_of(common_one) == common));
   CHECK(a.release(taker, own, 2_MiB) == release_result::done);
+  a.make_room();
   CHECK(a.take(others, zone::larger, 2_MiB, 256) == reinterpret_cast<void*>(home + 8_MiB));
   CHECK(a.take(others, zone::larger, 2_MiB, 256) == nullptr);  // what is free is the part's
   CHECK(a.live_of(part) == 0);

@@ -40,7 +40,7 @@ class address_map {
     return Value{};
   }
 
-  /// Removes the key and returns its value, or Value{} if it is absent. O(1).
+  /// Removes the key and returns its value, or Value{} if it is absent. Leaves room for one key. O(1).
   Value erase(std::uintptr_t key) noexcept {
     if (size_ == 0) return Value{};
     std::size_t i = home(key);
@@ -60,6 +60,7 @@ class address_map {
     }
     entries_[i] = {};
     --size_;
+    room_.promise(1);
     return value;
   }
 
