@@ -550,9 +550,12 @@ class user {
     if (!pools_[b.pool].memory->extend(streams_.name(s, o.how), b.p, b.bytes, more, b.alignment))
       return false;
     ++counted_.extended;
-    if (reads_contents() && b.written) launch(b, s, o.duration / 16, tarn::sim_use::reads);
+    // Another thread may have put the pool to sleep meanwhile.
+    bool const may_use = b.written && !is_quiet(b);
+    if (reads_contents() && may_use) launch(b, s, o.duration / 16, tarn::sim_use::reads);
     b.bytes += more;
-    if (b.written) launch(b, s, o.duration, tarn::sim_use::writes);
+    b.written = may_use;
+    if (may_use) launch(b, s, o.duration, tarn::sim_use::writes);
     return true;
   }
 
