@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/core/promised_room.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/sim.hpp"
@@ -193,6 +194,12 @@ TEST_CASE(
   CHECK(stops([] {
     detail::slot_table<detail::range> slots;
     (void)slots.take();
+  }));
+  CHECK(stops([] {
+    detail::run_table runs;
+    runs.make_room();
+    (void)runs.add(1, detail::frame_bytes, 0, 1);
+    (void)runs.add(2, 2 * detail::frame_bytes, 0, 1);
   }));
   CHECK(stops([] {
     detail::hot_mutex mutex;

@@ -52,9 +52,9 @@
 #define TARN_ASAN 0
 #endif
 
-/// 1: a pool checks that nothing it looked up under its lock is used after the lock was released
-/// (pool/arena/looked_up.hpp), and aborts on the spot if it is. For tests of tarn and of user-defined
-/// sources; use the same value in every translation unit.
+/// 1: a pool checks that nothing it looked up under its lock (pool/arena/looked_up.hpp), and no room that it
+/// made in a table (core/promised_room.hpp), is used after the lock was released, and aborts on the spot if
+/// it is. For tests of tarn and of user-defined sources; use the same value in every translation unit.
 #ifndef TARN_CHECK_LOCKS
 #define TARN_CHECK_LOCKS 0
 #endif
