@@ -1564,10 +1564,10 @@ namespace detail {
 template <class T>
 inline constexpr bool is_memory = has_driver<T> && has_properties<T>;
 template <class T>
-inline constexpr bool is_in_device_memory = false;
-template <has_properties T>
-inline constexpr bool is_in_device_memory<T> =
-    has_property<T, device_accessible> && !has_property<T, host_accessible>;
+inline constexpr bool is_in_device_memory = requires {
+  typename T::properties;
+  requires has_property<T, device_accessible> && !has_property<T, host_accessible>;
+};
 
 /// A table entry, and the layer that it describes: the same pool, passed twice, counts once.
 struct found_share {

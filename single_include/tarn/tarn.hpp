@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_ffbf56fa
+#define TARN_NAMESPACE tarn::inline v0_2_0_84945df7
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -10225,10 +10225,7 @@ class run_table {
     room_.promise(1);
   }
   /// A promise of make_room() ends with the hold of a lock.
-  void end_room_with(std::uint64_t const& hold) noexcept {
-    frames_.end_room_with(hold);
-    room_.ends_with(hold);
-  }
+  void end_room_with(std::uint64_t const& hold) noexcept { room_.ends_with(hold); }
 
   /// Adds a run over a range; all its blocks are free. Requires make_room().
   [[nodiscard]] run_ref add(range_ref body, std::uintptr_t address, unsigned size_class,

@@ -89,10 +89,7 @@ class run_table {
     room_.promise(1);
   }
   /// A promise of make_room() ends with the hold of a lock.
-  void end_room_with(std::uint64_t const& hold) noexcept {
-    frames_.end_room_with(hold);
-    room_.ends_with(hold);
-  }
+  void end_room_with(std::uint64_t const& hold) noexcept { room_.ends_with(hold); }
 
   /// Adds a run over a range; all its blocks are free. Requires make_room().
   [[nodiscard]] run_ref add(range_ref body, std::uintptr_t address, unsigned size_class,
