@@ -217,6 +217,7 @@ TEST_CASE("has_property, resource and page_source distinguish resources",
   static_assert(!has_property<host_memory, device_accessible>);
   static_assert(resource<host_memory> && !page_source<host_memory> && memory_source<host_memory>);
   static_assert(!resource<int>);
+  CHECK(check_memory_source<host_memory>());
   CHECK(cache_line_bytes == 64);
 }
 

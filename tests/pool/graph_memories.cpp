@@ -42,6 +42,9 @@ TEST_CASE("graph_uses records once whose graphs use a block, with a reference fo
   }
   CHECK_FALSE(uses.may_hold(&memory[1]));
   CHECK(a.references == 1000);  // the callers of take() have them
+  std::size_t const host_bytes = uses.host_bytes();
+  for (char& c : memory) CHECK(uses.record(&c, b));
+  CHECK(uses.host_bytes() == host_bytes);
 }
 
 TEST_CASE("graph_users holds each user once, and drops those whose graphs are complete", "[graph_memories]") {

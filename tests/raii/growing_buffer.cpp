@@ -204,6 +204,14 @@ TEST_CASE("more addresses than the pool has are refused as out of memory that na
   all.emplace_back(t.memory, 100'000 * per_mib, t.stream);
 }
 
+TEST_CASE("a place to grow that is in no growing buffer is refused", "[raii][pages][growing_buffer]") {
+  machine_and_pool t;
+  machine_and_pool::buffer_type const buffer(t.memory, 4 * per_mib, t.stream);
+  void* const p = t.memory.allocate(t.stream, 2_MiB);
+  CHECK_THROWS_AS(t.memory.allocate_at(t.stream, p, 2_MiB, default_alignment), misuse);
+  t.memory.deallocate(t.stream, p, 2_MiB);
+}
+
 TEST_CASE("growth of a buffer is all or nothing", "[raii][pages][growing_buffer]") {
   sim_machine machine{{.capacity = 1_GiB}};
   auto memory = basic_pages<faulty<sim_driver>>(faulty<sim_driver>(machine.driver(device_id{0}))) | pooled{} |
