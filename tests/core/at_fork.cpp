@@ -106,6 +106,24 @@ TEST_CASE("at_fork runs hooks in order before and in reverse after, with the sid
   CHECK(child_of([] { return true; }) == 0);
 }
 
+TEST_CASE("at_fork releases what it took before it tries again to take what it could not",
+          "[core][at_fork]") {
+  static std::string notes;
+  notes.clear();
+  detail::at_fork const first{nullptr, [](void*) noexcept { return notes += "a", true; },
+                              [](void*, detail::fork_side) noexcept { notes += "A"; }};
+  int refused = 0;
+  detail::at_fork const second{&refused,
+                               [](void* self) noexcept {
+                                 bool const takes = ++*static_cast<int*>(self) > 2;
+                                 notes += takes ? "b" : "-";
+                                 return takes;
+                               },
+                               [](void*, detail::fork_side) noexcept { notes += "B"; }};
+  CHECK(child_of([] { return notes == "a-Aa-AabBA"; }) == 0);
+  CHECK(notes == "a-Aa-AabBA");
+}
+
 TEST_CASE("creating_process is this process, but not in a forked child", "[core][at_fork]") {
   detail::creating_process const process;
   CHECK(process.is_this());
