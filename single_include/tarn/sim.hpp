@@ -2837,9 +2837,8 @@ class sim_order : public sim_agents {
   /// Returns the last operation of an agent that accessed a stretch.
   [[nodiscard]] static std::uint64_t last_of(stretch const& s, sim_agent who) {
     std::uint64_t last = 0;
-    for (sim_clock const* c : {&s.reads, &s.writes, &s.earlier_reads, &s.earlier_writes}) {
-      if (c->at(who) > last) last = c->at(who);
-    }
+    for (sim_clock const* c : {&s.reads, &s.writes, &s.earlier_reads, &s.earlier_writes})
+      last = detail::max_of(last, c->at(who));
     return last;
   }
   /// Describes the missing event: after which operation, what is known instead, and whether an event was

@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_84945df7
+#define TARN_NAMESPACE tarn::inline v0_2_0_be1b5e04
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -13890,34 +13890,31 @@ class end_mark {
 namespace TARN_NAMESPACE::detail {
 
 enum class mark_result : std::uint8_t {
-  marked,   ///< the event covers the stream's work so far
-  refused,  ///< not now: a graph is being captured, or the driver failed
-  gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
+  marked,    ///< the event covers the stream's work so far
+  captured,  ///< not now: a graph is being captured
+  refused,   ///< not now: the driver failed
+  gone       ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
 /// Records an event on a stream. The capture of a stream may begin at any moment once its scope is open, also
 /// in another pool, and the event would be part of the graph. So a scope that opens waits for the calls here,
 /// and afterwards its stream is refused, and every default stream, whose handle says nothing.
-/// @param captured  set to whether that was refused because of a capture
 template <stream_driver Driver>
-mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
-                        bool& captured) noexcept {
+mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream) noexcept {
   capture_gate::passage const none_begins;
-  captured = !none_begins &&
-             (is_default_stream(stream) || captured_handles::find(stream.handle()) != stream_ref::unknown_id);
-  if (captured) return mark_result::refused;
+  if (!none_begins &&
+      (is_default_stream(stream) || captured_handles::find(stream.handle()) != stream_ref::unknown_id))
+    return mark_result::captured;
   bool capturing = false;
-  bool const recorded =
-      driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
-  captured = !recorded && capturing;
-  return recorded ? mark_result::marked : mark_result::refused;
+  if (!driver.is_capturing(stream, capturing).ok()) return mark_result::refused;
+  if (capturing) return mark_result::captured;
+  return driver.record_event(event, stream).ok() ? mark_result::marked : mark_result::refused;
 }
 
 /// Marks what a default stream refers to where it may be any device's: the default stream of each device in
 /// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
 template <stream_driver Driver>
-mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
-                                 bool& captured) noexcept {
+mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream) noexcept {
   device_id const own = device_of(driver, stream);
   status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
     stream_ref const of_there =
@@ -13926,28 +13923,26 @@ mark_result mark_default_streams(Driver const& driver, event_handle event, strea
     if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
     return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
   });
-  captured = is_capture_error(s);
-  return s.ok() ? mark_result::marked : mark_result::refused;
+  if (s.ok()) return mark_result::marked;
+  return is_capture_error(s) ? mark_result::captured : mark_result::refused;
 }
 
 /// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks()
 /// names. At most three driver calls; where the device is unknown, at most six for each device in use.
 /// @param device    where the stream lives; unknown_device: the work of each device in use is marked
-/// @param captured  set to whether the mark was refused because of a capture
 template <stream_driver Driver>
-mark_result mark_work(Driver const& driver, device_id device, event_handle event, stream_ref stream,
-                      bool& captured) noexcept {
-  captured = false;
+mark_result mark_work(Driver const& driver, device_id device, event_handle event,
+                      stream_ref stream) noexcept {
   if (is_default_stream(stream)) {
-    if (device == unknown_device) return mark_default_streams(driver, event, stream, captured);
-    return mark_stream(driver_on(driver, device), event, stream, captured);
+    if (device == unknown_device) return mark_default_streams(driver, event, stream);
+    return mark_stream(driver_on(driver, device), event, stream);
   }
   Driver const there = driver_on(driver, device);
   if constexpr (marks_all_work<Driver>) {
     status const s =
         device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
     if (s.ok()) return mark_result::marked;
-    captured = is_capture_error(s);
+    if (is_capture_error(s)) return mark_result::captured;
     return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
   } else {
     if (device == unknown_device) return mark_result::gone;
@@ -13956,14 +13951,11 @@ mark_result mark_work(Driver const& driver, device_id device, event_handle event
       capture_gate::passage const none_begins;
       stream_ref const bare = stream_ref::from(stream.handle());
       bool capturing = false;
-      if (there.is_capturing(bare, capturing).ok() && capturing) {
-        captured = true;
-        return mark_result::refused;
-      }
+      if (there.is_capturing(bare, capturing).ok() && capturing) return mark_result::captured;
       stream_id now = 0;
       if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;
     }
-    return mark_stream(there, event, stream, captured);
+    return mark_stream(there, event, stream);
   }
 }
 
@@ -14035,13 +14027,12 @@ class ordering {
         // refused then.
         if (!known_gone || marks_all_work<Driver>) {
           device_id const device = device_to_mark(driver_, stream, named_);
-          bool captured = false;
           result = has_event(domain.event, domain.event_device, device_of_marks(driver_, device))
-                       ? mark_work(driver_, device, domain.event, stream, captured)
+                       ? mark_work(driver_, device, domain.event, stream)
                        : mark_result::refused;
         }
       }
-      if (result == mark_result::refused) return progress::unknown;
+      if (result == mark_result::captured || result == mark_result::refused) return progress::unknown;
       if (result == mark_result::gone) {
         if (gone == gone_stream::stays_unknown) return progress::unknown;
         domain.gone = true;
@@ -14203,14 +14194,12 @@ class ordering {
     // Frees from now on get a later mark.
     for (domain_ref const d : chosen) ++a.streams[d].epoch;
     stream_ref const any = a.streams[chosen[0]].stream;
-    bool marked = false;
-    {
+    auto const is_marked = [&] {
       unlocked const released(hot);
-      bool captured = false;
-      marked = has_event(mark.event, mark.device, there.device()) &&
-               mark_work(driver_, there.device(), mark.event, any, captured) == mark_result::marked;
-    }
-    if (!marked) return drop(m);
+      return has_event(mark.event, mark.device, there.device()) &&
+             mark_work(driver_, there.device(), mark.event, any) == mark_result::marked;
+    };
+    if (!is_marked()) return drop(m);
     mark.is_complete = false;
     mark.found_running = mark.waited_for = 0;
     mark.users = static_cast<std::uint32_t>(chosen.size());
@@ -16732,9 +16721,8 @@ class view_table {
       TARN_VISIT();
       if (views_[i].region == 0) return i;
     }
-    a.tenancies.reserve(views_.size() + 1);
+    a.tenancies.resize(views_.size() + 1);  // it keeps one more where the next line throws
     views_.push_back(view{});
-    a.tenancies.push_back(tenancy{});
     return static_cast<std::uint32_t>(views_.size() - 1);
   }
 
@@ -21107,17 +21095,16 @@ class recorded_streams {
     bool const takes_idle = !known_gone && is_own(q) && idle_count_ != 0;
     event_handle event = takes_idle ? idle_[--idle_count_] : nullptr;
     held.unlock();
-    bool captured = false;
     mark_result result = mark_result::gone;
     if (!known_gone) {
       Driver const there = driver_on(driver_, device_of_marks(driver_, device));
       bool const has_event = event != nullptr || there.create_event(event).ok();
-      result = has_event ? mark_work(driver_, device, event, stream, captured) : mark_result::refused;
+      result = has_event ? mark_work(driver_, device, event, stream) : mark_result::refused;
     }
     bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
     held.lock();
     use_queue& in = queues_[q];
-    in.captured = captured;
+    in.captured = result == mark_result::captured;
     in.gone = in.gone || result == mark_result::gone;
     if (result == mark_result::marked) {
       recycle(held, q, append(g, ticket, event));

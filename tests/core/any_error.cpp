@@ -104,6 +104,17 @@ TEST_CASE(
   });
 }
 
+TEST_CASE("An error that is placed twice names the last place alone", "[core][error]") {
+  for_each_error([]<class Error, class Standard>(Error const& error, Standard*) {
+    Error placed(error);
+    placed.set_where({"another.cpp", 123, "f"});
+    placed.set_where(users_line);
+    std::string const text = placed.what();
+    CHECK(text.ends_with(" [solver.cpp:42]"));
+    CHECK(text.find("another.cpp") == std::string::npos);
+  });
+}
+
 TEST_CASE("An error that passes through a function of the user's keeps its place", "[core][error]") {
   for_each_error([]<class Error, class Standard>(Error const& error, Standard*) {
     try {

@@ -92,6 +92,22 @@ TEST_CASE("checked meets the resource contract and reports nothing in it", "[pol
   CHECK(reported::all().empty());
 }
 
+TEST_CASE("checked asks the pool about a block as a whole, and about other memory as it is",
+          "[policy][checked]") {
+  reported const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | checked{};
+  auto const of_pool = [&](void* p) { return detail::block_address_of(memory->upstream(), p); };
+  void* const live = memory.allocate(stream, 3_MiB);
+  void* const freed = memory.allocate(stream, 3_MiB);
+  memory.deallocate(stream, freed, 3_MiB);
+  CHECK(memory->block_address(live) < live);
+  CHECK(memory->block_address(freed) == of_pool(freed));
+  CHECK(memory->block_address(nullptr) == of_pool(nullptr));
+  memory.deallocate(stream, live, 3_MiB);
+}
+
 TEST_CASE("checked reports a double free with the places of the allocation and the first free",
           "[policy][checked]") {
   reported const t;

@@ -52,6 +52,18 @@ TEST_CASE("poisoned fills a block after the work of the stream, and nothing outs
   CHECK(p[100] == 7);
 }
 
+TEST_CASE("poisoned fills a block that is freed on a stream that is no more", "[policy][poisoned]") {
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | poisoned{};
+  stream_ref gone;
+  REQUIRE(machine.driver().create_stream(gone).ok());
+  void* const p = memory.allocate(gone, 1000);
+  REQUIRE(machine.driver().destroy_stream(gone).ok());
+  memory.deallocate(gone, p, 1000);
+  CHECK(holds(memory, stream, p, pattern::freed, 1000));
+}
+
 TEST_CASE("poisoned does not overwrite a block that another stream still uses", "[policy][poisoned]") {
   sim_machine const machine;
   test_stream const stream(machine.driver());

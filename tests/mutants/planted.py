@@ -501,8 +501,8 @@ PLANTED = {
         Mutant(
             "record an event on a captured stream",
             "pool/order/mark_work.hpp",
-            "driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();",
-            "driver.is_capturing(stream, capturing).ok() && driver.record_event(event, stream).ok();",
+            "  if (capturing) return mark_result::captured;\n",
+            "",
             finder="tests/pool/ordering.cpp",
         ),
         Mutant(
@@ -3348,6 +3348,13 @@ PLANTED = {
             "pool/pages/adopted_handles.hpp",
             "for_each_piece(a, map, a.streams.part(from).neutral_domain, where,",
             "for_each_piece(a, map, from == common ? a.streams.size() - 1 : a.streams.part(from).neutral_domain, where,",
+        ),
+        Mutant(
+            "a capture finds no free handles side by side",
+            "pool/pages/adopted_handles.hpp",
+            "    return chosen;\n  }\n",
+            "    return {};\n  }\n",
+            finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "an adopted handle stays the common part's",

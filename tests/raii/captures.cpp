@@ -256,9 +256,8 @@ TEST_CASE("no capture begins while mark_work asks for a stream's identity, which
   stream_id id = 0;
   REQUIRE(driver.identify(s, id).ok());
   probed_driver::begun = 0;
-  bool captured = false;
-  CHECK(detail::mark_work(driver, driver.device(), event, stream_ref::from(stream_ref(s).handle(), id),
-                          captured) == detail::mark_result::marked);
+  CHECK(detail::mark_work(driver, driver.device(), event, stream_ref::from(stream_ref(s).handle(), id)) ==
+        detail::mark_result::marked);
   CHECK(probed_driver::begun == 0);
   REQUIRE(driver.destroy_event(event).ok());
 }

@@ -18,34 +18,31 @@
 namespace TARN_NAMESPACE::detail {
 
 enum class mark_result : std::uint8_t {
-  marked,   ///< the event covers the stream's work so far
-  refused,  ///< not now: a graph is being captured, or the driver failed
-  gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
+  marked,    ///< the event covers the stream's work so far
+  captured,  ///< not now: a graph is being captured
+  refused,   ///< not now: the driver failed
+  gone       ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
 /// Records an event on a stream. The capture of a stream may begin at any moment once its scope is open, also
 /// in another pool, and the event would be part of the graph. So a scope that opens waits for the calls here,
 /// and afterwards its stream is refused, and every default stream, whose handle says nothing.
-/// @param captured  set to whether that was refused because of a capture
 template <stream_driver Driver>
-mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
-                        bool& captured) noexcept {
+mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream) noexcept {
   capture_gate::passage const none_begins;
-  captured = !none_begins &&
-             (is_default_stream(stream) || captured_handles::find(stream.handle()) != stream_ref::unknown_id);
-  if (captured) return mark_result::refused;
+  if (!none_begins &&
+      (is_default_stream(stream) || captured_handles::find(stream.handle()) != stream_ref::unknown_id))
+    return mark_result::captured;
   bool capturing = false;
-  bool const recorded =
-      driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
-  captured = !recorded && capturing;
-  return recorded ? mark_result::marked : mark_result::refused;
+  if (!driver.is_capturing(stream, capturing).ok()) return mark_result::refused;
+  if (capturing) return mark_result::captured;
+  return driver.record_event(event, stream).ok() ? mark_result::marked : mark_result::refused;
 }
 
 /// Marks what a default stream refers to where it may be any device's: the default stream of each device in
 /// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
 template <stream_driver Driver>
-mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
-                                 bool& captured) noexcept {
+mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream) noexcept {
   device_id const own = device_of(driver, stream);
   status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
     stream_ref const of_there =
@@ -54,28 +51,26 @@ mark_result mark_default_streams(Driver const& driver, event_handle event, strea
     if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
     return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
   });
-  captured = is_capture_error(s);
-  return s.ok() ? mark_result::marked : mark_result::refused;
+  if (s.ok()) return mark_result::marked;
+  return is_capture_error(s) ? mark_result::captured : mark_result::refused;
 }
 
 /// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks()
 /// names. At most three driver calls; where the device is unknown, at most six for each device in use.
 /// @param device    where the stream lives; unknown_device: the work of each device in use is marked
-/// @param captured  set to whether the mark was refused because of a capture
 template <stream_driver Driver>
-mark_result mark_work(Driver const& driver, device_id device, event_handle event, stream_ref stream,
-                      bool& captured) noexcept {
-  captured = false;
+mark_result mark_work(Driver const& driver, device_id device, event_handle event,
+                      stream_ref stream) noexcept {
   if (is_default_stream(stream)) {
-    if (device == unknown_device) return mark_default_streams(driver, event, stream, captured);
-    return mark_stream(driver_on(driver, device), event, stream, captured);
+    if (device == unknown_device) return mark_default_streams(driver, event, stream);
+    return mark_stream(driver_on(driver, device), event, stream);
   }
   Driver const there = driver_on(driver, device);
   if constexpr (marks_all_work<Driver>) {
     status const s =
         device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
     if (s.ok()) return mark_result::marked;
-    captured = is_capture_error(s);
+    if (is_capture_error(s)) return mark_result::captured;
     return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
   } else {
     if (device == unknown_device) return mark_result::gone;
@@ -84,14 +79,11 @@ mark_result mark_work(Driver const& driver, device_id device, event_handle event
       capture_gate::passage const none_begins;
       stream_ref const bare = stream_ref::from(stream.handle());
       bool capturing = false;
-      if (there.is_capturing(bare, capturing).ok() && capturing) {
-        captured = true;
-        return mark_result::refused;
-      }
+      if (there.is_capturing(bare, capturing).ok() && capturing) return mark_result::captured;
       stream_id now = 0;
       if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;
     }
-    return mark_stream(there, event, stream, captured);
+    return mark_stream(there, event, stream);
   }
 }
 

@@ -66,13 +66,12 @@ class ordering {
         // refused then.
         if (!known_gone || marks_all_work<Driver>) {
           device_id const device = device_to_mark(driver_, stream, named_);
-          bool captured = false;
           result = has_event(domain.event, domain.event_device, device_of_marks(driver_, device))
-                       ? mark_work(driver_, device, domain.event, stream, captured)
+                       ? mark_work(driver_, device, domain.event, stream)
                        : mark_result::refused;
         }
       }
-      if (result == mark_result::refused) return progress::unknown;
+      if (result == mark_result::captured || result == mark_result::refused) return progress::unknown;
       if (result == mark_result::gone) {
         if (gone == gone_stream::stays_unknown) return progress::unknown;
         domain.gone = true;
@@ -234,14 +233,12 @@ class ordering {
     // Frees from now on get a later mark.
     for (domain_ref const d : chosen) ++a.streams[d].epoch;
     stream_ref const any = a.streams[chosen[0]].stream;
-    bool marked = false;
-    {
+    auto const is_marked = [&] {
       unlocked const released(hot);
-      bool captured = false;
-      marked = has_event(mark.event, mark.device, there.device()) &&
-               mark_work(driver_, there.device(), mark.event, any, captured) == mark_result::marked;
-    }
-    if (!marked) return drop(m);
+      return has_event(mark.event, mark.device, there.device()) &&
+             mark_work(driver_, there.device(), mark.event, any) == mark_result::marked;
+    };
+    if (!is_marked()) return drop(m);
     mark.is_complete = false;
     mark.found_running = mark.waited_for = 0;
     mark.users = static_cast<std::uint32_t>(chosen.size());

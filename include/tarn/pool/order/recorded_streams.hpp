@@ -388,17 +388,16 @@ class recorded_streams {
     bool const takes_idle = !known_gone && is_own(q) && idle_count_ != 0;
     event_handle event = takes_idle ? idle_[--idle_count_] : nullptr;
     held.unlock();
-    bool captured = false;
     mark_result result = mark_result::gone;
     if (!known_gone) {
       Driver const there = driver_on(driver_, device_of_marks(driver_, device));
       bool const has_event = event != nullptr || there.create_event(event).ok();
-      result = has_event ? mark_work(driver_, device, event, stream, captured) : mark_result::refused;
+      result = has_event ? mark_work(driver_, device, event, stream) : mark_result::refused;
     }
     bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
     held.lock();
     use_queue& in = queues_[q];
-    in.captured = captured;
+    in.captured = result == mark_result::captured;
     in.gone = in.gone || result == mark_result::gone;
     if (result == mark_result::marked) {
       recycle(held, q, append(g, ticket, event));

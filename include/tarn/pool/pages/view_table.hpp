@@ -140,9 +140,8 @@ class view_table {
       TARN_VISIT();
       if (views_[i].region == 0) return i;
     }
-    a.tenancies.reserve(views_.size() + 1);
+    a.tenancies.resize(views_.size() + 1);  // it keeps one more where the next line throws
     views_.push_back(view{});
-    a.tenancies.push_back(tenancy{});
     return static_cast<std::uint32_t>(views_.size() - 1);
   }
 
