@@ -357,6 +357,13 @@ PLANTED = {
             finder="tests/raii/other_device.cpp",
         ),
         Mutant(
+            "a stream's event is replaced before its work is marked anew",
+            "pool/order/ordering.hpp",
+            "if (result == mark_result::marked || kept == nullptr) {",
+            "{",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
             "the work of another device's stream is marked on the pool's device",
             "pool/order/mark_work.hpp",
             "  Driver const there = driver_on(driver, device);\n",
@@ -379,8 +386,8 @@ PLANTED = {
         Mutant(
             "the event of a domain stays on the device of the stream before",
             "pool/order/ordering.hpp",
-            "    if (event != nullptr && event_device != device) {",
-            "    if (event != nullptr && event_device != device && pass_ == 0) {",
+            "event_handle event = kept_device == there.device() ? kept : nullptr;",
+            "event_handle event = kept;",
         ),
         Mutant(
             "an event for another device's stream is made on the pool's device",

@@ -23,6 +23,7 @@
 #include "tarn/raii/cache_guard.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_ptr.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/stats.hpp"
@@ -271,6 +272,51 @@ TEMPLATE_TEST_CASE("a pool refuses to allocate on a stream of a device that cann
   CHECK(memory_reserved(pool) == 0);
   auto blocks = basic_malloc<TestType>{t.first} | pooled{};  // the program may have enabled peer access
   blocks.deallocate(there, blocks.allocate(there, n), n);
+}
+
+TEST_CASE(
+    "the event of a stream covers its work until a later mark succeeds, also when its device is forgotten",
+    "[raii][other_device][stream]") {
+  sim_options options = two_devices<sim_driver>::options();
+  options.capacity = 46_MiB;
+  options.backing = sim_backing::address_only;
+  sim_machine const machine(options);
+  sim_driver const first = machine.driver(device_id{0}), other = machine.driver(device_id{1});
+  auto pool = sim_pages{first} | accessible_from{1} | pooled{};
+  basic_stream<sim_driver> const slow(other), giver(first), taker(first), captured(first);
+  auto const allocate = [&](stream_ref on, std::size_t bytes) {
+    void* const p = pool.allocate(on, bytes);
+    machine.allocated(p, bytes, on);
+    return p;
+  };
+  auto const free = [&](stream_ref on, void* p, std::size_t bytes) {
+    machine.freed(p, bytes, on);
+    pool.deallocate(on, p, bytes);
+  };
+  void* const p = allocate(slow, 20_MiB);
+  void* const between = allocate(slow, 2_MiB);
+  void* const small = allocate(slow, 2_MiB);
+  void* const q = allocate(giver, 20_MiB);
+  REQUIRE(other.launch(slow, second, {sim_writes(p, 20_MiB)}).ok());
+  free(slow, p, 20_MiB);
+  free(giver, q, 20_MiB);
+  REQUIRE(allocate(taker, 20_MiB) == q);  // marks the work on `slow`, too
+  first.devices_of_streams().note(stream_ref(slow).id() + 2048, device_id{1});
+  REQUIRE(first.devices_of_streams().find(stream_ref(slow).id()) == detail::unknown_device);
+  graph_memory owner(pool);
+  {
+    capture_scope const scope(owner, captured);  // now nothing can be marked
+    free(slow, small, 2_MiB);
+    void* const again = allocate(taker, 20_MiB);
+    CHECK(again == p);
+    REQUIRE(first.launch(taker, 1000, {sim_writes(again, 20_MiB)}).ok());
+    free(taker, again, 20_MiB);
+  }
+  free(taker, q, 20_MiB);
+  free(slow, between, 2_MiB);
+  REQUIRE(first.synchronize_stream(taker).ok());
+  CHECK(machine.now() >= second);
+  CHECK(machine.findings().empty());
 }
 
 TEMPLATE_TEST_CASE(

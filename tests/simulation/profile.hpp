@@ -366,7 +366,7 @@ inline constexpr profile profiles[] = {
       {act::look, 4},         {act::end_thread, 2},   {act::make_buffer, 10},  {act::resize_buffer, 10},
       {act::fill_buffer, 10}, {act::drop_buffer, 5},  {act::take_memory, 2},   {act::pin_block, 8},
       {act::look_at_pin, 5},  {act::end_pin, 4}}},
-    // Two devices; their streams use the memory of both, mostly.
+    // Two devices; their streams use the memory of both, mostly. Streams of the first one are captured.
     {"devices",
      4,
      watch::order,
@@ -385,7 +385,8 @@ inline constexpr profile profiles[] = {
       {act::copy, 20},        {act::order, 20},        {act::synchronize, 2},   {act::pass_time, 20},
       {act::make_stream, 6},  {act::trim, 2},          {act::look, 4},          {act::make_buffer, 12},
       {act::copy_buffer, 12}, {act::resize_buffer, 6}, {act::drop_buffer, 8},   {act::end_thread, 2},
-      {act::make_pool, 1},    {act::pin_block, 6},     {act::look_at_pin, 4},   {act::end_pin, 4}}},
+      {act::pin_block, 6},    {act::look_at_pin, 4},   {act::end_pin, 4},       {act::begin_capture, 4},
+      {act::end_capture, 6},  {act::launch_graph, 6},  {act::drop_graph, 6}}},
     // The same, and every byte that is written must be read back.
     {"devices_contents",
      3,
@@ -416,6 +417,7 @@ inline constexpr profile profiles[] = {
       {act::copy_buffer, 12},
       {act::resize_buffer, 6},
       {act::drop_buffer, 8},
+      {act::make_pool, 1},
       {act::end_thread, 2}}},
     // Captures with a graph_memory; their graphs are launched while other work continues.
     {"graphs",

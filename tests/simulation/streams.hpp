@@ -127,6 +127,13 @@ class streams_of_user {
     }
   }
 
+  /// Displaces what is known of the streams' devices, as 2,048 other streams do.
+  void displace_devices() {
+    constexpr tarn::stream_id others = tarn::stream_id{2048} << 20;
+    for (stream_state const& s : all_)
+      driver(s).devices_of_streams().note(s.named.id() + others, tarn::device_id{s.device});
+  }
+
   /// Destroys the stream in a slot, with pending work, and creates another; mostly with the same handle.
   void replace(int device, unsigned slot, unsigned how) {
     auto& here = slots_[static_cast<std::size_t>(device)];

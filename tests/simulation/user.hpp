@@ -369,6 +369,7 @@ class user {
       case act::allocate_sync:
         return allocate(o, pool, *slot);
       case act::deallocate:
+        if (o.how % 4 == 3 && streams_.is_capturing(0)) streams_.displace_devices();
         if (block_slot old; o.how % 2 == 0 && fetch_old_view(old, o)) {
           // What is freed was used just before.
           if (streams_.runs(old->last) && !is_quiet(*old))
@@ -442,6 +443,8 @@ class user {
       case act::make_pointer:
         return make_pointer(o, pool, mine);
       case act::resize_buffer:
+        // What a growing_buffer gave back may be used by the graph.
+        if (streams_.is_capturing(0)) return;
         return resize(o, mine);
       case act::move_buffer:
         return move(o, mine);
@@ -820,6 +823,10 @@ class user {
   void begin_capture(int device, unsigned slot) {
     stream_number const s = streams_.in(device, slot);
     if (device != 0 || graphs_.size() >= 4 || !streams_.runs(s) || streams_[s].legacy) return;
+    // An owner that is dropped on a captured stream would leave its memory to the graph until the pool ends.
+    for (owner const& o : owners_) {
+      if (o.it != nullptr && o.on == s) return;
+    }
     if (!announced_capture::begin()) return;
     world_.expect(world_.machine().begin_capture(streams_[s].named), "begin_capture");
     streams_[s].graph = 1;

@@ -65,10 +65,8 @@ class ordering {
         // Waiting for the device would invalidate a capture on any stream; recording an event is merely
         // refused then.
         if (!known_gone || marks_all_work<Driver>) {
-          device_id const device = device_to_mark(driver_, stream, named_);
-          result = has_event(domain.event, domain.event_device, device_of_marks(driver_, device))
-                       ? mark_work(driver_, device, domain.event, stream)
-                       : mark_result::refused;
+          result =
+              mark_with(domain.event, domain.event_device, device_to_mark(driver_, stream, named_), stream);
         }
       }
       if (result == mark_result::captured || result == mark_result::refused) return progress::unknown;
@@ -235,8 +233,7 @@ class ordering {
     stream_ref const any = a.streams[chosen[0]].stream;
     auto const is_marked = [&] {
       unlocked const released(hot);
-      return has_event(mark.event, mark.device, there.device()) &&
-             mark_work(driver_, there.device(), mark.event, any) == mark_result::marked;
+      return mark_with(mark.event, mark.device, there.device(), any) == mark_result::marked;
     };
     if (!is_marked()) return drop(m);
     mark.is_complete = false;
@@ -250,16 +247,22 @@ class ordering {
     }
   }
 
-  /// Makes sure that there is an event of the device: a domain's place may have been that of another device's
-  /// stream.
-  bool has_event(event_handle& event, device_id& event_device, device_id device) const noexcept {
-    if (event != nullptr && event_device != device) {
-      (void)driver_.destroy_event(event);
-      event = nullptr;
+  /// Marks the work of a stream with an event that is kept for it, or with a new one of the device where that
+  /// one is another device's: a domain's place may have been that of another stream, and a device may become
+  /// unknown. The kept event still covers earlier work until the new one is recorded.
+  mark_result mark_with(event_handle& kept, device_id& kept_device, device_id device,
+                        stream_ref stream) const noexcept {
+    Driver const there = driver_on(driver_, device_of_marks(driver_, device));
+    event_handle event = kept_device == there.device() ? kept : nullptr;
+    if (event == nullptr && !there.create_event(event).ok()) return mark_result::refused;
+    mark_result const result = mark_work(driver_, device, event, stream);
+    if (event == kept) return result;
+    if (result == mark_result::marked || kept == nullptr) {
+      event = detail::exchange(kept, event);
+      kept_device = there.device();
     }
-    event_device = device;
-    Driver const there = driver_on(driver_, device);
-    return event != nullptr || there.create_event(event).ok();
+    if (event != nullptr) (void)driver_.destroy_event(event);
+    return result;
   }
 
   /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still
