@@ -631,6 +631,15 @@ class [[nodiscard]] exported_block {
       ready_->record(*ready);
     });
   }
+  exported_block(exported_block&&) noexcept = default;
+  /// Ends this export, and takes over the other. Self-move changes nothing.
+  exported_block& operator=(exported_block&& other) noexcept {
+    if (this != &other) {
+      std::destroy_at(this);
+      std::construct_at(this, std::move(other));
+    }
+    return *this;
+  }
 
   [[nodiscard]] void const* data() const noexcept { return pin_.data(); }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return pin_.size_bytes(); }

@@ -2,6 +2,7 @@
 // A moved-from object is empty: it can be destroyed, assigned, and asked for its size. One list of types,
 // each with how it is made: a new owner or value is added there.
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <filesystem>
@@ -22,15 +23,12 @@ using namespace tarn;
 
 namespace {
 
-/// Asks all that an object can be asked for its size; returns whether each answer is that of an empty one.
+/// Asks all that an object can be asked for its size; returns of each answer whether it is that of an empty
+/// one.
 template <class T>
-bool is_empty(T const& t) {
-  int asked = 0;
-  bool empty = true;
-  auto const ask = [&](bool answer) {
-    ++asked;
-    empty = empty && answer;
-  };
+std::vector<bool> emptiness(T const& t) {
+  std::vector<bool> answers;
+  auto const ask = [&](bool answer) { answers.push_back(answer); };
   if constexpr (requires { static_cast<bool>(t); }) ask(!static_cast<bool>(t));
   if constexpr (requires {
                   { t.empty() } -> std::same_as<bool>;
@@ -81,8 +79,14 @@ bool is_empty(T const& t) {
                 })
     ask(!t.has_events());
   if constexpr (requires { t.data() == nullptr; }) ask(t.data() == nullptr);
-  CHECK(asked != 0);
-  return empty;
+  if constexpr (requires { t.description().handles; }) ask(t.description().handles.empty());
+  CHECK(!answers.empty());
+  return answers;
+}
+template <class T>
+bool is_empty(T const& t) {
+  auto const answers = emptiness(t);
+  return std::find(answers.begin(), answers.end(), false) == answers.end();
 }
 
 template <class Make>
@@ -96,8 +100,14 @@ void check(char const* name, Make const& make) {
   CHECK_FALSE(is_empty(b));
   a = std::move(b);
   CHECK_FALSE(is_empty(a));
-  CHECK(is_empty(b));  // NOLINT
-  a = make();          // what it held is given back
+  CHECK(is_empty(b));                    // NOLINT
+  if constexpr (!std::copyable<type>) {  // an owner
+    auto const before = emptiness(a);
+    type& same = a;
+    a = std::move(same);
+    CHECK(emptiness(a) == before);
+  }
+  a = make();  // what it held is given back
   CHECK_FALSE(is_empty(a));
   a = std::move(b);  // empty from empty
   CHECK(is_empty(a));
@@ -139,6 +149,11 @@ TEST_CASE("a moved-from object is empty, and can be destroyed, assigned and aske
     check("device_buffer", [&] { return make_device_buffer<int>(memory, 100, stream); });
     check("device_ptr", [&] { return make_device<int>(memory, stream); });
     check("device_ptr of an array", [&] { return make_device<int[]>(memory, 100, stream); });
+    check("growing_buffer", [&] {
+      growing_buffer<int, decltype(memory)> buffer(memory, 1000, stream);
+      buffer.resize(100);
+      return buffer;
+    });
     check("pinned_buffer", [&] { return pinned_buffer<int, decltype(pinned)>(pinned, 100); });
     check("partition", [] { return partition_layout::even(100, 3); });
     check("partitioned_buffer", [&] {
@@ -162,6 +177,7 @@ TEST_CASE("a moved-from object is empty, and can be destroyed, assigned and aske
 #if defined(__linux__)
     check("exported_block", [&] { return export_block(memory, block, 5_MiB, stream); });
     auto const exported = export_block(memory, block, 5_MiB, stream);
+    check("exported_pages", [&] { return exported.pages(0); });
     check("imported_block", [&] {
       return import_block(memory, exported.description(), [&](std::size_t i) { return exported.pages(i); });
     });

@@ -180,7 +180,12 @@ class partitioned_buffer {
       : partitioned_buffer(pools, devices, partition_layout::even(count, devices.size()), call) {}
 
   partitioned_buffer(partitioned_buffer&&) noexcept = default;
-  partitioned_buffer& operator=(partitioned_buffer&&) noexcept = default;
+  /// Takes over the other's parts; the old ones are freed on their streams. Self-move changes nothing.
+  partitioned_buffer& operator=(partitioned_buffer other) noexcept {
+    std::swap(layout_, other.layout_);
+    parts_.swap(other.parts_);
+    return *this;
+  }
 
   /// Returns the total number of elements.
   [[nodiscard]] std::size_t size() const noexcept { return layout_.size(); }
