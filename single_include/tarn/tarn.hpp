@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_4bf900e7
+#define TARN_NAMESPACE tarn::inline v0_2_0_340edf6c
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3329,7 +3329,7 @@ struct routes_to {};
 enum class crossing : std::uint8_t {
   each,  ///< all are asked; if one throws, call.undo(resource) is called for those before it, where the call
          ///< has that
-  joined,  ///< likewise, and call.join(first, second) makes one answer of theirs
+  joined,  ///< all are asked, and call.join(first, second) makes one answer of theirs
   owner,   ///< the one that call.address() belongs to
   itself   ///< call.across(resources...) does it
 };
@@ -3409,16 +3409,16 @@ namespace detail {
 
 /// Calls next(); if it throws, undoes what `call` did to `resource`.
 template <class Call, class Resource, class Next>
-decltype(auto) or_undo(Call const& call, Resource& resource, Next const& next) {
+void or_undo(Call const& call, Resource& resource, Next const& next) {
   if constexpr (requires { call.undo(resource); }) {
     try {
-      return next();
+      next();
     } catch (...) {
       call.undo(resource);
       throw;
     }
   } else {
-    return next();
+    next();
   }
 }
 template <class Call, class First, class... Rest>
@@ -3429,8 +3429,7 @@ decltype(auto) ask_each(Call const& call, First& first, Rest&... rest) {
     return nearest(first, call);
   } else if constexpr (Call::crosses == crossing::joined) {
     auto answer = nearest(first, call);
-    auto others = or_undo(call, first, [&] { return ask_each(call, rest...); });
-    return call.join(std::move(answer), std::move(others));
+    return call.join(std::move(answer), ask_each(call, rest...));
   } else {
     nearest(first, call);
     or_undo(call, first, [&] { ask_each(call, rest...); });
@@ -6340,6 +6339,8 @@ static_assert(resource<pinned_host>);
 // ---- tarn/core/pool_call.hpp
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer
 // that routes to several resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
+//
+// Over 400 lines: a short type for each call.
 
 #include <concepts>
 #include <cstddef>
@@ -6829,28 +6830,61 @@ struct any_look {
   void operator()(Parts&...) const noexcept {}
 };
 
+/// Lists the pools that are awake and can sleep.
+struct list_awake {
+  detail::sequence<void const*>& pools;
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+    requires requires(L& l) { l.wake(after_waking{}); }
+  void operator()(L& l) const {
+    if (!l.is_asleep()) pools.push_back(&l);
+  }
+};
+
 /// If one resource fails, it is still asleep; call again.
 struct wake {
   after_waking then = after_waking::free_host_memory;
+  detail::sequence<void const*> const* only = nullptr;  ///< these pools; null: all
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
-  TARN_ON_LAYER(static_cast<std::size_t>(l.wake(then)))
+  [[nodiscard]] bool wakes(void const* pool) const noexcept {
+    if (only == nullptr) return true;
+    for (void const* const p : *only) {
+      if (p == pool) return true;
+    }
+    return false;
+  }
+  TARN_ON_LAYER(wakes(&l) ? static_cast<std::size_t>(l.wake(then)) : std::size_t{})
 };
+/// Wakes those of the listed pools that it can.
+template <class Resource>
+void wake_again(Resource& resource, detail::sequence<void const*> const& pools) noexcept {
+  try {
+    (void)detail::nearest_or(resource, wake{after_waking::free_host_memory, &pools}, std::size_t{});
+  } catch (...) {  // is_asleep() reports it
+  }
+}
 
-/// If a later resource fails, the earlier ones are woken.
+/// If one resource fails, the pools that this call put to sleep are woken.
 struct sleep {
   contents where = contents::in_pinned_memory;
   static constexpr bool ends_at_pools = true;
-  static constexpr auto crosses = crossing::joined;
-  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
+  static constexpr auto crosses = crossing::itself;
   TARN_ON_LAYER(static_cast<std::size_t>(l.sleep(where)))
-  template <class Resource>
-  void undo(Resource& resource) const noexcept {
+  template <class... Resources>
+  std::size_t across(Resources&... resources) const {
+    detail::sequence<void const*> awake;
+    detail::ask_each(list_awake{awake}, resources...);
+    std::size_t given = 0;
     try {
-      (void)nearest(resource, wake{});
-    } catch (...) {  // is_asleep() reports it
+      ((given += detail::nearest_or(resources, *this, std::size_t{})), ...);
+    } catch (...) {
+      (wake_again(resources, awake), ...);
+      throw;
     }
+    return given;
   }
 };
 
@@ -26470,26 +26504,21 @@ template <class Memory>
   }
 }
 
-/// A pool sleeps during a scope. A scope that begins while the pool sleeps does not wake it at its end. If
-/// the pool cannot be woken, the error is ignored and it stays asleep: call wake() before the end of the
-/// scope to handle it.
+/// A pool sleeps during a scope. A pool that sleeps when the scope begins is not woken at its end; of several
+/// pools, those that were awake are. If the pool cannot be woken, the error is ignored and it stays asleep:
+/// call wake() before the end of the scope to handle it.
 template <class Pool>
 class sleep_scope {
  public:
   /// @throws as sleep()
   explicit sleep_scope(Pool pool, contents where = contents::in_pinned_memory,
                        source_location place = source_location::current())
-      : pool_(std::move(pool)),
-        slept_before_(tarn::is_asleep(pool_)),
-        released_(tarn::sleep(pool_, where, place)) {}
-  sleep_scope& operator=(sleep_scope&&) = delete;
-  ~sleep_scope() {
-    if (slept_before_) return;
-    try {
-      (void)tarn::wake(pool_);
-    } catch (...) {
-    }
+      : pool_(std::move(pool)) {
+    if constexpr (detail::require_can_sleep<Pool>()) nearest(pool_, pool_call::list_awake{awake_before_});
+    released_ = tarn::sleep(pool_, where, place);
   }
+  sleep_scope& operator=(sleep_scope&&) = delete;
+  ~sleep_scope() { pool_call::wake_again(pool_, awake_before_); }
 
   /// Wakes the pool before the end of the scope. @throws as wake()
   void wake(source_location place = source_location::current()) {
@@ -26500,8 +26529,8 @@ class sleep_scope {
 
  private:
   Pool pool_;
-  bool slept_before_;
-  std::size_t released_;
+  detail::sequence<void const*> awake_before_{};
+  std::size_t released_ = 0;
 };
 
 }  // namespace TARN_NAMESPACE

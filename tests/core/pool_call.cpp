@@ -125,24 +125,50 @@ TEST_CASE("the calls of pools cross a layer that routes to three resources and d
 }
 
 TEST_CASE("a call that fails in a later resource is undone in the earlier ones", "[core][pool_call]") {
+  struct watched {
+    bool refuses = false;
+    int observers = 0;
+    void observe_deferred(detail::deferred_observer&) {
+      if (refuses) throw std::bad_alloc();
+      ++observers;
+    }
+    void end_observation(detail::deferred_observer&) noexcept { --observers; }
+  };
+  struct observer final : detail::deferred_observer {
+    void deferred_changed(detail::deferred_amount const&, detail::deferred_amount const&) noexcept override {}
+  };
+  watched a, b, c;
+  observer watching;
+  detail::ask_each(pool_call::observe_deferred{watching}, a, b, c);
+  CHECK((a.observers == 1 && b.observers == 1 && c.observers == 1));
+  c.refuses = true;
+  CHECK_THROWS_AS(detail::ask_each(pool_call::observe_deferred{watching}, a, b, c), std::bad_alloc);
+  CHECK((a.observers == 1 && b.observers == 1 && c.observers == 1));
+}
+
+TEST_CASE("sleep that fails in a later resource wakes those that it put to sleep", "[core][pool_call]") {
   struct sleeper {
     bool refuses = false;
-    bool is_asleep = false;
+    bool sleeps = false;
     std::size_t sleep(contents) {
       if (refuses) throw std::bad_alloc();
-      is_asleep = true;
+      sleeps = true;
       return 1;
     }
     std::size_t wake(after_waking) {
-      is_asleep = false;
+      if (refuses) throw std::bad_alloc();
+      sleeps = false;
       return 1;
     }
+    [[nodiscard]] bool is_asleep() const noexcept { return sleeps; }
   };
   sleeper a, b, c;
-  CHECK(detail::ask_each(pool_call::sleep{}, a, b, c) == 3);
+  CHECK(pool_call::sleep{}.across(a, b, c) == 3);
   CHECK(detail::ask_each(pool_call::wake{}, a, b, c) == 3);
+  b.sleeps = true;
   c.refuses = true;
-  CHECK_THROWS_AS(detail::ask_each(pool_call::sleep{}, a, b, c), std::bad_alloc);
-  CHECK_FALSE(a.is_asleep);
-  CHECK_FALSE(b.is_asleep);
+  CHECK_THROWS_AS(pool_call::sleep{}.across(c, a, b), std::bad_alloc);
+  CHECK_THROWS_AS(pool_call::sleep{}.across(a, b, c), std::bad_alloc);
+  CHECK_FALSE(a.sleeps);
+  CHECK(b.sleeps);
 }

@@ -2676,9 +2676,9 @@ PLANTED = {
         ),
         Mutant(
             "an inner sleep_scope wakes the pool",
-            "raii/sleep.hpp",
-            "    if (slept_before_) return;\n",
-            "",
+            "core/pool_call.hpp",
+            "if (!l.is_asleep()) pools.push_back(&l);",
+            "pools.push_back(&l);",
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(

@@ -601,6 +601,40 @@ TEST_CASE("fallback_to puts the pools to sleep that can", "[raii][sleep][pages]"
   CHECK(held.intact());
 }
 
+TEST_CASE("the end of a sleep_scope over several pools wakes those that were awake", "[raii][sleep][pages]") {
+  sim_machine const machine(small_machine());
+  auto first = sim_pages{machine.driver(0)} | pooled{};
+  auto second = sim_pages{machine.driver(0)} | pooled{};
+  auto third = sim_pages{machine.driver(0)} | pooled{};
+  auto all = first | fallback_to{second} | fallback_to{third};
+  (void)sleep(second);
+  {
+    sleep_scope const asleep(all);
+    CHECK((is_asleep(first) && is_asleep(second) && is_asleep(third)));
+  }
+  CHECK_FALSE(is_asleep(first));
+  CHECK(is_asleep(second));
+  CHECK_FALSE(is_asleep(third));
+}
+
+TEST_CASE("sleep that fails in a later pool leaves asleep what slept before", "[raii][sleep][pages]") {
+  sim_machine const machine(small_machine());
+  fault_plan const plan;
+  auto const driver = faulty<sim_driver>{machine.driver(0), plan};
+  auto first = faulty_pages{driver} | pooled{};
+  auto second = faulty_pages{driver} | pooled{};
+  auto third = faulty_pages{driver} | pooled{};
+  auto all = first | fallback_to{second} | fallback_to{third};
+  void* const p = third.allocate(stream_ref{}, 1_MiB);
+  (void)sleep(first);
+  plan.fail(driver_call::malloc_pinned, 1);
+  CHECK_THROWS_AS(sleep(all), out_of_memory);
+  CHECK(is_asleep(first));
+  CHECK_FALSE(is_asleep(second));
+  CHECK_FALSE(is_asleep(third));
+  third.deallocate(stream_ref{}, p, 1_MiB);
+}
+
 TEST_CASE("sleep compiles for pools over pages only", "[raii][sleep]") {
   using over_pages = stack<sim_pages, limited, pooled, tracked>;
   using over_blocks = stack<sim_malloc, pooled>;

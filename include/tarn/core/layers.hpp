@@ -39,7 +39,7 @@ struct routes_to {};
 enum class crossing : std::uint8_t {
   each,  ///< all are asked; if one throws, call.undo(resource) is called for those before it, where the call
          ///< has that
-  joined,  ///< likewise, and call.join(first, second) makes one answer of theirs
+  joined,  ///< all are asked, and call.join(first, second) makes one answer of theirs
   owner,   ///< the one that call.address() belongs to
   itself   ///< call.across(resources...) does it
 };
@@ -119,16 +119,16 @@ namespace detail {
 
 /// Calls next(); if it throws, undoes what `call` did to `resource`.
 template <class Call, class Resource, class Next>
-decltype(auto) or_undo(Call const& call, Resource& resource, Next const& next) {
+void or_undo(Call const& call, Resource& resource, Next const& next) {
   if constexpr (requires { call.undo(resource); }) {
     try {
-      return next();
+      next();
     } catch (...) {
       call.undo(resource);
       throw;
     }
   } else {
-    return next();
+    next();
   }
 }
 template <class Call, class First, class... Rest>
@@ -139,8 +139,7 @@ decltype(auto) ask_each(Call const& call, First& first, Rest&... rest) {
     return nearest(first, call);
   } else if constexpr (Call::crosses == crossing::joined) {
     auto answer = nearest(first, call);
-    auto others = or_undo(call, first, [&] { return ask_each(call, rest...); });
-    return call.join(std::move(answer), std::move(others));
+    return call.join(std::move(answer), ask_each(call, rest...));
   } else {
     nearest(first, call);
     or_undo(call, first, [&] { ask_each(call, rest...); });

@@ -2,6 +2,8 @@
 #pragma once
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer
 // that routes to several resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
+//
+// Over 400 lines: a short type for each call.
 
 #include <concepts>
 #include <cstddef>
@@ -14,6 +16,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/core/sequence.hpp"
 
 // How a call is made on a layer `l`. A layer for which the expression does not compile does not have the
 // call.
@@ -212,28 +215,61 @@ struct any_look {
   void operator()(Parts&...) const noexcept {}
 };
 
+/// Lists the pools that are awake and can sleep.
+struct list_awake {
+  detail::sequence<void const*>& pools;
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+    requires requires(L& l) { l.wake(after_waking{}); }
+  void operator()(L& l) const {
+    if (!l.is_asleep()) pools.push_back(&l);
+  }
+};
+
 /// If one resource fails, it is still asleep; call again.
 struct wake {
   after_waking then = after_waking::free_host_memory;
+  detail::sequence<void const*> const* only = nullptr;  ///< these pools; null: all
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
-  TARN_ON_LAYER(static_cast<std::size_t>(l.wake(then)))
+  [[nodiscard]] bool wakes(void const* pool) const noexcept {
+    if (only == nullptr) return true;
+    for (void const* const p : *only) {
+      if (p == pool) return true;
+    }
+    return false;
+  }
+  TARN_ON_LAYER(wakes(&l) ? static_cast<std::size_t>(l.wake(then)) : std::size_t{})
 };
+/// Wakes those of the listed pools that it can.
+template <class Resource>
+void wake_again(Resource& resource, detail::sequence<void const*> const& pools) noexcept {
+  try {
+    (void)detail::nearest_or(resource, wake{after_waking::free_host_memory, &pools}, std::size_t{});
+  } catch (...) {  // is_asleep() reports it
+  }
+}
 
-/// If a later resource fails, the earlier ones are woken.
+/// If one resource fails, the pools that this call put to sleep are woken.
 struct sleep {
   contents where = contents::in_pinned_memory;
   static constexpr bool ends_at_pools = true;
-  static constexpr auto crosses = crossing::joined;
-  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
+  static constexpr auto crosses = crossing::itself;
   TARN_ON_LAYER(static_cast<std::size_t>(l.sleep(where)))
-  template <class Resource>
-  void undo(Resource& resource) const noexcept {
+  template <class... Resources>
+  std::size_t across(Resources&... resources) const {
+    detail::sequence<void const*> awake;
+    detail::ask_each(list_awake{awake}, resources...);
+    std::size_t given = 0;
     try {
-      (void)nearest(resource, wake{});
-    } catch (...) {  // is_asleep() reports it
+      ((given += detail::nearest_or(resources, *this, std::size_t{})), ...);
+    } catch (...) {
+      (wake_again(resources, awake), ...);
+      throw;
     }
+    return given;
   }
 };
 

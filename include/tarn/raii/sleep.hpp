@@ -10,6 +10,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/pool_call.hpp"
+#include "tarn/core/sequence.hpp"
 #include "tarn/core/shared_resource.hpp"
 
 namespace TARN_NAMESPACE {
@@ -100,26 +101,21 @@ template <class Memory>
   }
 }
 
-/// A pool sleeps during a scope. A scope that begins while the pool sleeps does not wake it at its end. If
-/// the pool cannot be woken, the error is ignored and it stays asleep: call wake() before the end of the
-/// scope to handle it.
+/// A pool sleeps during a scope. A pool that sleeps when the scope begins is not woken at its end; of several
+/// pools, those that were awake are. If the pool cannot be woken, the error is ignored and it stays asleep:
+/// call wake() before the end of the scope to handle it.
 template <class Pool>
 class sleep_scope {
  public:
   /// @throws as sleep()
   explicit sleep_scope(Pool pool, contents where = contents::in_pinned_memory,
                        source_location place = source_location::current())
-      : pool_(std::move(pool)),
-        slept_before_(tarn::is_asleep(pool_)),
-        released_(tarn::sleep(pool_, where, place)) {}
-  sleep_scope& operator=(sleep_scope&&) = delete;
-  ~sleep_scope() {
-    if (slept_before_) return;
-    try {
-      (void)tarn::wake(pool_);
-    } catch (...) {
-    }
+      : pool_(std::move(pool)) {
+    if constexpr (detail::require_can_sleep<Pool>()) nearest(pool_, pool_call::list_awake{awake_before_});
+    released_ = tarn::sleep(pool_, where, place);
   }
+  sleep_scope& operator=(sleep_scope&&) = delete;
+  ~sleep_scope() { pool_call::wake_again(pool_, awake_before_); }
 
   /// Wakes the pool before the end of the scope. @throws as wake()
   void wake(source_location place = source_location::current()) {
@@ -130,8 +126,8 @@ class sleep_scope {
 
  private:
   Pool pool_;
-  bool slept_before_;
-  std::size_t released_;
+  detail::sequence<void const*> awake_before_{};
+  std::size_t released_ = 0;
 };
 
 }  // namespace TARN_NAMESPACE
