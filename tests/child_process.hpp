@@ -6,6 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <thread>
+
+#include "tarn/core/at_fork.hpp"
+
 namespace tarn {
 
 /// Runs `act` in a child, for at most 20 seconds. Returns the child's exit status: 0 if `act` returned true,
@@ -25,6 +30,27 @@ int child_of(Act const& act) {
   int status = -1;
   if (pid < 0 || ::waitpid(pid, &status, 0) != pid || !WIFEXITED(status)) return -1;
   return WEXITSTATUS(status);
+}
+
+/// Runs `act` in a child that is forked while another thread runs `first`. What `first` adds to the locks of
+/// fork() waits for the fork.
+template <class First, class Act>
+int child_forked_during(First const& first, Act const& act) {
+  std::atomic<bool> forking{false};
+  detail::at_fork const last{&forking,
+                             [](void* of) noexcept {
+                               *static_cast<std::atomic<bool>*>(of) = true;
+                               ::usleep(100'000);
+                               return true;
+                             },
+                             [](void*, detail::fork_side) noexcept {}};
+  std::thread other([&] {
+    while (!forking) std::this_thread::yield();
+    first();
+  });
+  int const result = child_of(act);
+  other.join();
+  return result;
 }
 
 }  // namespace tarn

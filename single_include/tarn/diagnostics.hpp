@@ -67,8 +67,8 @@ class tag_names {
 
   std::atomic<std::uint16_t> slots_[slot_count]{};
   char texts_[most][longest + 1]{};
-  spin_lock lock_;
   std::uint32_t count_ = 0;
+  inline static constinit static_spin_lock lock;  ///< not in the table, which is zeros
 };
 inline constinit tag_names known_tags{};
 
@@ -77,8 +77,7 @@ inline std::uint32_t tag_names::number_of(std::string_view name) noexcept {
   if (name.empty()) return 0;
   std::uint32_t at = home(name);
   if (std::uint32_t const known = find(name, at); known != 0) return known;
-  static held_at_fork<spin_lock> const member{known_tags.lock_};  // all threads share this table
-  scoped_lock const guard(lock_);
+  scoped_lock const guard(lock);
   if (std::uint32_t const known = find(name, at); known != 0) return known;
   if (count_ == most - 2) return most - 1;
   std::uint32_t const made = ++count_;

@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_340edf6c
+#define TARN_NAMESPACE tarn::inline v0_2_0_b3b046d2
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -832,6 +832,15 @@ namespace TARN_NAMESPACE::detail {
 
 enum class fork_side : std::uint8_t { parent, child };
 
+/// Identifies the calling thread among the running ones, in all modules of the process.
+[[nodiscard]] inline void const* this_thread_of_process() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+  return reinterpret_cast<void const*>(::pthread_self());
+#else
+  return this_thread_tag();
+#endif
+}
+
 /// A lock to take before a fork and to release after it, on both sides.
 class at_fork {
  public:
@@ -840,8 +849,16 @@ class at_fork {
   using release_function = void (*)(void* self, fork_side side) noexcept;
 
   at_fork(void* self, take_function take, release_function release) noexcept
-      : self_(self), take_(take), release_(release) {
-    mine_->add(*this);
+      : at_fork(self, take, release, with_static_storage{}) {
+    begin();
+  }
+  /// With static storage: not a member before its first begin(). A local static has a guard instead: a child
+  /// forked while another thread was held up there would wait for that thread, which it does not have.
+  struct with_static_storage {};
+  constexpr at_fork(void* self, take_function take, release_function release, with_static_storage) noexcept
+      : self_(self), take_(take), release_(release) {}
+  void begin() noexcept {
+    if (!is_member_.load(std::memory_order_acquire)) mine_->add(*this);
   }
   at_fork& operator=(at_fork&&) = delete;
   ~at_fork() { mine_->remove(*this); }
@@ -866,25 +883,29 @@ class at_fork {
     std::atomic<bool> hooked{false};
     std::atomic<bool> forking{false};
     std::atomic<std::uint64_t> process{1};
+    std::atomic<void const*> forker{nullptr};  ///< has taken the members; only that thread relies on it
 
-    /// Installs the process's fork hook once.
+    /// Installs the process's fork hook. Holds no lock, which a fork before would leave locked in the child:
+    /// several threads may install it, and only the first call of each in a fork counts.
     void hook() noexcept {
       if (hooked.load(std::memory_order_acquire)) return;
-      lock.lock();
 #if defined(__unix__) || defined(__APPLE__)
-      if (!hooked) hooked = ::pthread_atfork(&before, &in_parent, &in_child) == 0;
+      if (::pthread_atfork(&before, &in_parent, &in_child) == 0) hooked = true;
 #endif
-      lock.unlock();
     }
     void add(at_fork& m) noexcept {
       hook();
       lock.lock();
-      m.previous_ = last;
-      (last != nullptr ? last->next_ : first) = &m;
-      last = &m;
+      if (!m.is_member_) {
+        m.previous_ = last;
+        (last != nullptr ? last->next_ : first) = &m;
+        last = &m;
+        m.is_member_.store(true, std::memory_order_release);
+      }
       lock.unlock();
     }
     void remove(at_fork& m) noexcept {
+      if (!m.is_member_) return;
       lock.lock();
       (m.previous_ != nullptr ? m.previous_->next_ : first) = m.next_;
       (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
@@ -916,7 +937,9 @@ class at_fork {
   static constexpr long patience = 2;  ///< seconds
 
 #if defined(__unix__) || defined(__APPLE__)
+  static bool is_forker() noexcept { return registry.forker == this_thread_of_process(); }
   static void before() noexcept {
+    if (is_forker()) return;
     registry.forking.store(true, std::memory_order_relaxed);
     timespec begin{};
     (void)::clock_gettime(CLOCK_MONOTONIC, &begin);
@@ -927,12 +950,17 @@ class at_fork {
       (void)::clock_gettime(CLOCK_MONOTONIC, &now);
       last_try = now.tv_sec - begin.tv_sec > patience;
     }
+    registry.forker = this_thread_of_process();
   }
   static void in_parent() noexcept {
+    if (!is_forker()) return;
+    registry.forker = nullptr;
     registry.forking.store(false, std::memory_order_relaxed);
     registry.release_all(fork_side::parent);
   }
   static void in_child() noexcept {
+    if (!is_forker()) return;
+    registry.forker = nullptr;
     registry.forking.store(false, std::memory_order_relaxed);
     registry.process.fetch_add(1, std::memory_order_relaxed);
     registry.release_all(fork_side::child);
@@ -947,6 +975,7 @@ class at_fork {
   release_function release_;
   at_fork* previous_ = nullptr;
   at_fork* next_ = nullptr;
+  std::atomic<bool> is_member_{false};
   bool taken_ = false;
 };
 inline constinit at_fork::members at_fork::registry{};
@@ -963,15 +992,6 @@ class creating_process {
   /// of the constructing module; another one may ask
   std::atomic<std::uint64_t> const* now_ = &at_fork::registry.process;
 };
-
-/// Identifies the calling thread among the running ones, in all modules of the process.
-[[nodiscard]] inline void const* this_thread_of_process() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-  return reinterpret_cast<void const*>(::pthread_self());
-#else
-  return this_thread_tag();
-#endif
-}
 
 /// A mutex that is unlocked in a forked child, unless the forking thread itself held it.
 class fork_mutex {
@@ -1063,6 +1083,9 @@ template <class Lock>
 class held_at_fork {
  public:
   explicit held_at_fork(Lock& lock) noexcept : member_(&lock, &take, &release) {}
+  constexpr held_at_fork(Lock& lock, at_fork::with_static_storage storage) noexcept
+      : member_(&lock, &take, &release, storage) {}
+  void begin() noexcept { member_.begin(); }
 
  private:
   static bool take(void* lock) noexcept {
@@ -1078,6 +1101,20 @@ class held_at_fork {
   }
 
   at_fork member_;
+};
+
+/// A spin_lock with static storage that fork() finds unlocked.
+class static_spin_lock {
+ public:
+  void lock() noexcept {
+    member_.begin();
+    lock_.lock();
+  }
+  void unlock() noexcept { lock_.unlock(); }
+
+ private:
+  spin_lock lock_;
+  held_at_fork<spin_lock> member_{lock_, at_fork::with_static_storage{}};
 };
 
 /// The mutex of a list that a module never destroys, and that fork() must find unlocked. Every object that
@@ -2543,7 +2580,7 @@ class captured_handles {
   /// need no query.
   static void add(stream_ref stream) noexcept {
     if (is_default_stream(stream)) return;
-    scoped_lock const guard(locked_at_fork());
+    scoped_lock const guard(lock);
     for (entry& e : entries) {
       if (e.handle == stream.handle() && e.id != stream.id()) e = entry{};  // of a destroyed stream
     }
@@ -2551,7 +2588,7 @@ class captured_handles {
   }
   /// Forgets it; another pool may have noted it as well.
   static void remove(stream_id id) noexcept {
-    scoped_lock const guard(locked_at_fork());
+    scoped_lock const guard(lock);
     for (entry& e : entries) {
       if (e.id != id) continue;
       e = entry{};
@@ -2560,7 +2597,7 @@ class captured_handles {
   }
   /// The identity of a captured stream that was noted; unknown_id if it was not.
   [[nodiscard]] static stream_id find(void* handle) noexcept {
-    scoped_lock const guard(locked_at_fork());
+    scoped_lock const guard(lock);
     forget_assigned();
     for (entry const& e : entries) {
       if (e.handle == handle && e.id != stream_ref::unknown_id) return e.id;
@@ -2569,7 +2606,7 @@ class captured_handles {
   }
   /// Notes a captured stream under a new identity. unknown_id if too many are noted.
   [[nodiscard]] static stream_id add_unknown(void* handle) noexcept {
-    scoped_lock const guard(locked_at_fork());
+    scoped_lock const guard(lock);
     return put(handle, assigned | ++last);
   }
 
@@ -2579,11 +2616,6 @@ class captured_handles {
   /// No stream's identity has this bit: a driver counts streams from 1, and default streams have higher bits.
   static constexpr stream_id assigned = stream_id{1} << 60;
 
-  /// The lock, which fork() finds unlocked.
-  static spin_lock& locked_at_fork() noexcept {
-    static held_at_fork<spin_lock> const member{lock};
-    return lock;
-  }
   /// Forgets the assigned identities if the last open capture has ended since, whichever version of tarn
   /// closed it.
   static void forget_assigned() noexcept {
@@ -2604,7 +2636,7 @@ class captured_handles {
     return stream_ref::unknown_id;
   }
 
-  inline static constinit spin_lock lock;
+  inline static constinit static_spin_lock lock;
   inline static constinit entry entries[most];
   inline static constinit std::uint64_t last = 0;
   inline static constinit std::uint64_t ends = 0;  ///< capture_gate::ends() at the last call
@@ -23405,6 +23437,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
 //
 //   live -> quarantined -> gone -> forgotten, or live again if the address is reused
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -23617,24 +23650,25 @@ class checked_resources {
     void (*add_leaks)(void* layer, sequence<block_record>& leaks) = nullptr;
     int device = 0;
     member* next = nullptr;
+    static_mutex::user const user{mutex};
   };
   static void add(member& m) {
     {
-      scoped_lock const guard(mutex());
+      scoped_lock const guard(mutex);
       m.next = first();
       first() = &m;
     }
     if (m.add_leaks != nullptr) report_at_exit();
   }
   static void remove(member& m) noexcept {
-    scoped_lock const guard(mutex());
+    scoped_lock const guard(mutex);
     member** at = &first();
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
   }
   /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {
-    scoped_lock const guard(mutex());
+    scoped_lock const guard(mutex);
     for (member* m = first(); m != nullptr; m = m->next) {
       if (m != &asking && m->find(m->layer, p, out)) return true;
     }
@@ -23644,16 +23678,17 @@ class checked_resources {
  private:
   /// A forked child ends with its parent's live blocks, which it does not report.
   static void report_at_exit() {
-    static creating_process const process;
-    [[maybe_unused]] static bool const registered = std::atexit([] {
-                                                      if (process.is_this()) report_leaks();
-                                                    }) == 0;
+    std::uint64_t none = 0;
+    if (!reporting.compare_exchange_strong(none, at_fork::process())) return;
+    (void)std::atexit([] {
+      if (reporting == at_fork::process()) report_leaks();
+    });
   }
   static void report_leaks() noexcept {
     (void)std::fflush(stdout);  // the default handler aborts, which would lose it
     sequence<block_record> leaks;
     try {
-      scoped_lock const guard(mutex());
+      scoped_lock const guard(mutex);
       for (member* m = first(); m != nullptr; m = m->next) {
         if (m->add_leaks != nullptr) m->add_leaks(m->layer, leaks);
       }
@@ -23661,16 +23696,13 @@ class checked_resources {
     }
     report_leaked(leaks);  // without the lock: the handler may use a resource
   }
-  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex
-  /// does nothing.
-  static fork_mutex& mutex() noexcept {
-    static fork_mutex m;
-    return m;
-  }
   static member*& first() noexcept {
     static member* m = nullptr;
     return m;
   }
+
+  inline static constinit static_mutex mutex;
+  inline static constinit std::atomic<std::uint64_t> reporting{0};  ///< the process, once it reports leaks
 };
 
 }  // namespace TARN_NAMESPACE::detail

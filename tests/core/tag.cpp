@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 #include "tarn/core/misuse.hpp"
 
 using namespace tarn;
@@ -240,4 +241,10 @@ TEST_CASE("tag_scope reports misuse if it ends on another thread", "[core][tag][
   set_misuse_handler(before);
   CHECK(reported == misuse_kind::wrong_thread);
   CHECK(tag::current() == tag("of this thread"));
+}
+
+TEST_CASE("tag is made in a child that was forked while another thread made the first one",
+          "[core][tag][at_fork]") {
+  CHECK(child_forked_during([] { (void)tag("of the other thread"); },
+                            [] { return tag("of the child") != tag(); }) == 0);
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 
 using namespace tarn;
 using detail::block_history;
@@ -101,4 +102,15 @@ TEST_CASE("history_of names the lines of the allocation and of the free", "[poli
         "block 0x0 of 12 bytes was freed 2; allocated: solver.cpp:42 (step), call 7, stream 3, thread 1");
   b.freed.call = 9;
   CHECK(text().ends_with("; freed: at an unknown location, call 9, stream 0, thread 0"));
+}
+
+TEST_CASE("checked_resources lists one in a child that was forked while another thread added the first one",
+          "[policy][block_history][at_fork]") {
+  using detail::checked_resources;
+  auto const list = [] {
+    checked_resources::member one;
+    checked_resources::add(one);
+    checked_resources::remove(one);
+  };
+  CHECK(child_forked_during(list, [&] { return list(), true; }) == 0);
 }

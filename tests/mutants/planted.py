@@ -1601,8 +1601,8 @@ PLANTED = {
         Mutant(
             "a forked child waits for a thread that looked up a captured stream",
             "driver/captured_handles.hpp",
-            "    static held_at_fork<spin_lock> const member{lock};\n",
-            "",
+            "inline static constinit static_spin_lock lock;",
+            "inline static constinit spin_lock lock;",
             finder="tests/pool/graph_memories.cpp",
         ),
         Mutant(

@@ -91,6 +91,14 @@ TEST_CASE("the stream of a capture may reuse the part of its owner's captures al
   CHECK_FALSE(at.may_reuse(3));
 }
 
+TEST_CASE("captured_handles is free in a child that was forked while another thread asked it first",
+          "[pool][graph][at_fork]") {
+  using detail::captured_handles;
+  int handle = 0;
+  auto const ask = [&] { return captured_handles::find(&handle) == stream_ref::unknown_id; };
+  CHECK(child_forked_during([&] { (void)ask(); }, ask) == 0);
+}
+
 TEST_CASE("captured_handles assigns an identity to a captured stream until no scope is open",
           "[graph_memories]") {
   using detail::captured_handles;

@@ -39,6 +39,15 @@ namespace TARN_NAMESPACE::detail {
 
 enum class fork_side : std::uint8_t { parent, child };
 
+/// Identifies the calling thread among the running ones, in all modules of the process.
+[[nodiscard]] inline void const* this_thread_of_process() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+  return reinterpret_cast<void const*>(::pthread_self());
+#else
+  return this_thread_tag();
+#endif
+}
+
 /// A lock to take before a fork and to release after it, on both sides.
 class at_fork {
  public:
@@ -47,8 +56,16 @@ class at_fork {
   using release_function = void (*)(void* self, fork_side side) noexcept;
 
   at_fork(void* self, take_function take, release_function release) noexcept
-      : self_(self), take_(take), release_(release) {
-    mine_->add(*this);
+      : at_fork(self, take, release, with_static_storage{}) {
+    begin();
+  }
+  /// With static storage: not a member before its first begin(). A local static has a guard instead: a child
+  /// forked while another thread was held up there would wait for that thread, which it does not have.
+  struct with_static_storage {};
+  constexpr at_fork(void* self, take_function take, release_function release, with_static_storage) noexcept
+      : self_(self), take_(take), release_(release) {}
+  void begin() noexcept {
+    if (!is_member_.load(std::memory_order_acquire)) mine_->add(*this);
   }
   at_fork& operator=(at_fork&&) = delete;
   ~at_fork() { mine_->remove(*this); }
@@ -73,25 +90,29 @@ class at_fork {
     std::atomic<bool> hooked{false};
     std::atomic<bool> forking{false};
     std::atomic<std::uint64_t> process{1};
+    std::atomic<void const*> forker{nullptr};  ///< has taken the members; only that thread relies on it
 
-    /// Installs the process's fork hook once.
+    /// Installs the process's fork hook. Holds no lock, which a fork before would leave locked in the child:
+    /// several threads may install it, and only the first call of each in a fork counts.
     void hook() noexcept {
       if (hooked.load(std::memory_order_acquire)) return;
-      lock.lock();
 #if defined(__unix__) || defined(__APPLE__)
-      if (!hooked) hooked = ::pthread_atfork(&before, &in_parent, &in_child) == 0;
+      if (::pthread_atfork(&before, &in_parent, &in_child) == 0) hooked = true;
 #endif
-      lock.unlock();
     }
     void add(at_fork& m) noexcept {
       hook();
       lock.lock();
-      m.previous_ = last;
-      (last != nullptr ? last->next_ : first) = &m;
-      last = &m;
+      if (!m.is_member_) {
+        m.previous_ = last;
+        (last != nullptr ? last->next_ : first) = &m;
+        last = &m;
+        m.is_member_.store(true, std::memory_order_release);
+      }
       lock.unlock();
     }
     void remove(at_fork& m) noexcept {
+      if (!m.is_member_) return;
       lock.lock();
       (m.previous_ != nullptr ? m.previous_->next_ : first) = m.next_;
       (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
@@ -123,7 +144,9 @@ class at_fork {
   static constexpr long patience = 2;  ///< seconds
 
 #if defined(__unix__) || defined(__APPLE__)
+  static bool is_forker() noexcept { return registry.forker == this_thread_of_process(); }
   static void before() noexcept {
+    if (is_forker()) return;
     registry.forking.store(true, std::memory_order_relaxed);
     timespec begin{};
     (void)::clock_gettime(CLOCK_MONOTONIC, &begin);
@@ -134,12 +157,17 @@ class at_fork {
       (void)::clock_gettime(CLOCK_MONOTONIC, &now);
       last_try = now.tv_sec - begin.tv_sec > patience;
     }
+    registry.forker = this_thread_of_process();
   }
   static void in_parent() noexcept {
+    if (!is_forker()) return;
+    registry.forker = nullptr;
     registry.forking.store(false, std::memory_order_relaxed);
     registry.release_all(fork_side::parent);
   }
   static void in_child() noexcept {
+    if (!is_forker()) return;
+    registry.forker = nullptr;
     registry.forking.store(false, std::memory_order_relaxed);
     registry.process.fetch_add(1, std::memory_order_relaxed);
     registry.release_all(fork_side::child);
@@ -154,6 +182,7 @@ class at_fork {
   release_function release_;
   at_fork* previous_ = nullptr;
   at_fork* next_ = nullptr;
+  std::atomic<bool> is_member_{false};
   bool taken_ = false;
 };
 inline constinit at_fork::members at_fork::registry{};
@@ -170,15 +199,6 @@ class creating_process {
   /// of the constructing module; another one may ask
   std::atomic<std::uint64_t> const* now_ = &at_fork::registry.process;
 };
-
-/// Identifies the calling thread among the running ones, in all modules of the process.
-[[nodiscard]] inline void const* this_thread_of_process() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-  return reinterpret_cast<void const*>(::pthread_self());
-#else
-  return this_thread_tag();
-#endif
-}
 
 /// A mutex that is unlocked in a forked child, unless the forking thread itself held it.
 class fork_mutex {
@@ -270,6 +290,9 @@ template <class Lock>
 class held_at_fork {
  public:
   explicit held_at_fork(Lock& lock) noexcept : member_(&lock, &take, &release) {}
+  constexpr held_at_fork(Lock& lock, at_fork::with_static_storage storage) noexcept
+      : member_(&lock, &take, &release, storage) {}
+  void begin() noexcept { member_.begin(); }
 
  private:
   static bool take(void* lock) noexcept {
@@ -285,6 +308,20 @@ class held_at_fork {
   }
 
   at_fork member_;
+};
+
+/// A spin_lock with static storage that fork() finds unlocked.
+class static_spin_lock {
+ public:
+  void lock() noexcept {
+    member_.begin();
+    lock_.lock();
+  }
+  void unlock() noexcept { lock_.unlock(); }
+
+ private:
+  spin_lock lock_;
+  held_at_fork<spin_lock> member_{lock_, at_fork::with_static_storage{}};
 };
 
 /// The mutex of a list that a module never destroys, and that fork() must find unlocked. Every object that

@@ -4,6 +4,7 @@
 //
 //   live -> quarantined -> gone -> forgotten, or live again if the address is reused
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -225,24 +226,25 @@ class checked_resources {
     void (*add_leaks)(void* layer, sequence<block_record>& leaks) = nullptr;
     int device = 0;
     member* next = nullptr;
+    static_mutex::user const user{mutex};
   };
   static void add(member& m) {
     {
-      scoped_lock const guard(mutex());
+      scoped_lock const guard(mutex);
       m.next = first();
       first() = &m;
     }
     if (m.add_leaks != nullptr) report_at_exit();
   }
   static void remove(member& m) noexcept {
-    scoped_lock const guard(mutex());
+    scoped_lock const guard(mutex);
     member** at = &first();
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
   }
   /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {
-    scoped_lock const guard(mutex());
+    scoped_lock const guard(mutex);
     for (member* m = first(); m != nullptr; m = m->next) {
       if (m != &asking && m->find(m->layer, p, out)) return true;
     }
@@ -252,16 +254,17 @@ class checked_resources {
  private:
   /// A forked child ends with its parent's live blocks, which it does not report.
   static void report_at_exit() {
-    static creating_process const process;
-    [[maybe_unused]] static bool const registered = std::atexit([] {
-                                                      if (process.is_this()) report_leaks();
-                                                    }) == 0;
+    std::uint64_t none = 0;
+    if (!reporting.compare_exchange_strong(none, at_fork::process())) return;
+    (void)std::atexit([] {
+      if (reporting == at_fork::process()) report_leaks();
+    });
   }
   static void report_leaks() noexcept {
     (void)std::fflush(stdout);  // the default handler aborts, which would lose it
     sequence<block_record> leaks;
     try {
-      scoped_lock const guard(mutex());
+      scoped_lock const guard(mutex);
       for (member* m = first(); m != nullptr; m = m->next) {
         if (m->add_leaks != nullptr) m->add_leaks(m->layer, leaks);
       }
@@ -269,16 +272,13 @@ class checked_resources {
     }
     report_leaked(leaks);  // without the lock: the handler may use a resource
   }
-  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex
-  /// does nothing.
-  static fork_mutex& mutex() noexcept {
-    static fork_mutex m;
-    return m;
-  }
   static member*& first() noexcept {
     static member* m = nullptr;
     return m;
   }
+
+  inline static constinit static_mutex mutex;
+  inline static constinit std::atomic<std::uint64_t> reporting{0};  ///< the process, once it reports leaks
 };
 
 }  // namespace TARN_NAMESPACE::detail

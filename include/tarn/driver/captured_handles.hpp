@@ -33,7 +33,7 @@ class captured_handles {
   /// need no query.
   static void add(stream_ref stream) noexcept {
     if (is_default_stream(stream)) return;
-    scoped_lock const guard(locked_at_fork());
+    scoped_lock const guard(lock);
     for (entry& e : entries) {
       if (e.handle == stream.handle() && e.id != stream.id()) e = entry{};  // of a destroyed stream
     }
@@ -41,7 +41,7 @@ class captured_handles {
   }
   /// Forgets it; another pool may have noted it as well.
   static void remove(stream_id id) noexcept {
-    scoped_lock const guard(locked_at_fork());
+    scoped_lock const guard(lock);
     for (entry& e : entries) {
       if (e.id != id) continue;
       e = entry{};
@@ -50,7 +50,7 @@ class captured_handles {
   }
   /// The identity of a captured stream that was noted; unknown_id if it was not.
   [[nodiscard]] static stream_id find(void* handle) noexcept {
-    scoped_lock const guard(locked_at_fork());
+    scoped_lock const guard(lock);
     forget_assigned();
     for (entry const& e : entries) {
       if (e.handle == handle && e.id != stream_ref::unknown_id) return e.id;
@@ -59,7 +59,7 @@ class captured_handles {
   }
   /// Notes a captured stream under a new identity. unknown_id if too many are noted.
   [[nodiscard]] static stream_id add_unknown(void* handle) noexcept {
-    scoped_lock const guard(locked_at_fork());
+    scoped_lock const guard(lock);
     return put(handle, assigned | ++last);
   }
 
@@ -69,11 +69,6 @@ class captured_handles {
   /// No stream's identity has this bit: a driver counts streams from 1, and default streams have higher bits.
   static constexpr stream_id assigned = stream_id{1} << 60;
 
-  /// The lock, which fork() finds unlocked.
-  static spin_lock& locked_at_fork() noexcept {
-    static held_at_fork<spin_lock> const member{lock};
-    return lock;
-  }
   /// Forgets the assigned identities if the last open capture has ended since, whichever version of tarn
   /// closed it.
   static void forget_assigned() noexcept {
@@ -94,7 +89,7 @@ class captured_handles {
     return stream_ref::unknown_id;
   }
 
-  inline static constinit spin_lock lock;
+  inline static constinit static_spin_lock lock;
   inline static constinit entry entries[most];
   inline static constinit std::uint64_t last = 0;
   inline static constinit std::uint64_t ends = 0;  ///< capture_gate::ends() at the last call
