@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_b3b046d2
+#define TARN_NAMESPACE tarn::inline v0_2_0_7ab6e229
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -5084,6 +5084,12 @@ namespace detail {
     return asked ? found : 0;
   }();
   return count;
+}
+/// Fails if there is no device of this number. Makes no context.
+[[nodiscard]] inline status find_cuda_device(device_id device) noexcept {
+  if (device.value >= 0 && device.value < cuda_device_count()) return {};
+  return {failure::no_device, static_cast<int>(cudaErrorInvalidDevice), "cudaErrorInvalidDevice",
+          "cudaGetDeviceCount"};
 }
 /// The streams that CUDA drivers of both kinds created.
 [[nodiscard]] inline made_streams& streams_made_by_cuda() noexcept {
@@ -24968,7 +24974,9 @@ template <stream_driver Driver>
 /// Returns the default stream of a device. @throws cuda_error  there is no such device
 [[nodiscard]] inline stream_ref default_stream(device_id device,
                                                source_location where = source_location::current()) {
-  return default_stream(cuda_driver{device}, where);
+  cuda_driver const driver{device};
+  detail::must_succeed(driver, detail::find_cuda_device(device), where);
+  return default_stream(driver, where);
 }
 #endif
 

@@ -82,6 +82,23 @@ TEST_CASE("device_buffer copies between other sources on two CUDA devices are or
   }
 }
 
+TEST_CASE("default_stream of a device that does not exist throws no_device", "[raii][stream][cuda]") {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+  (void)cudaGetLastError();
+  for (int const missing : {-1, devices, devices + 256}) {
+    try {
+      (void)default_stream(device_id{missing});
+      FAIL("must not succeed");
+    } catch (cuda_error const& error) {
+      CHECK(error.kind() == failure::no_device);
+      CHECK(error.code() == static_cast<int>(cudaErrorInvalidDevice));
+      CHECK(error.device() == missing);
+    }
+  }
+  for (int i = 0; i < devices; ++i) CHECK(default_stream(device_id{i}).id() != stream_ref::unknown_id);
+}
+
 TEST_CASE("device_guard changes CUDA's current device and restores it", "[raii][device_guard][cuda]") {
   if (!has_cuda_devices(2)) return;
   auto const current = [] {

@@ -46,6 +46,12 @@ namespace detail {
   }();
   return count;
 }
+/// Fails if there is no device of this number. Makes no context.
+[[nodiscard]] inline status find_cuda_device(device_id device) noexcept {
+  if (device.value >= 0 && device.value < cuda_device_count()) return {};
+  return {failure::no_device, static_cast<int>(cudaErrorInvalidDevice), "cudaErrorInvalidDevice",
+          "cudaGetDeviceCount"};
+}
 /// The streams that CUDA drivers of both kinds created.
 [[nodiscard]] inline made_streams& streams_made_by_cuda() noexcept {
   static constinit made_streams all;

@@ -72,7 +72,9 @@ template <stream_driver Driver>
 /// Returns the default stream of a device. @throws cuda_error  there is no such device
 [[nodiscard]] inline stream_ref default_stream(device_id device,
                                                source_location where = source_location::current()) {
-  return default_stream(cuda_driver{device}, where);
+  cuda_driver const driver{device};
+  detail::must_succeed(driver, detail::find_cuda_device(device), where);
+  return default_stream(driver, where);
 }
 #endif
 
