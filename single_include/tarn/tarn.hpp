@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_7ab6e229
+#define TARN_NAMESPACE tarn::inline v0_2_0_8fac48db
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3102,7 +3102,7 @@ template <stream_driver Driver>
 //   static constexpr char const* backend = "...";   what allocator_backend() returns
 //   static constexpr std::size_t block_alignment = ...;   what each block has, or honours; without it, default_alignment
 //   static constexpr bool gives_at_once = true;   give() does not wait for work that uses the block, as cudaFree does
-//   static char const* refusal(D const&) noexcept;  why the device has no such memory, null if it has: asked in the constructor
+//   static status refusal(D const&) noexcept;  a failure if the device has no such memory: asked in the constructor
 
 #include <concepts>
 #include <cstddef>
@@ -3957,7 +3957,7 @@ template <stream_driver D, class Calls>
 class block_source {
   /// Whether a device may lack this kind of memory.
   static constexpr bool may_be_missing = requires(D const& driver) {
-    { Calls::refusal(driver) } noexcept -> std::same_as<char const*>;
+    { Calls::refusal(driver) } noexcept -> std::same_as<status>;
   };
   static constexpr bool gives_at_once = requires { requires Calls::gives_at_once; };
 
@@ -3966,7 +3966,8 @@ class block_source {
   using properties = typename Calls::properties;
 
   /// On the driver's default device; for CUDA the calling thread's current one.
-  /// @throws cuda_error  of kind `unsupported`: the device does not have this kind of memory
+  /// @throws cuda_error  of kind `unsupported`: the device does not have this kind of memory; or the driver
+  /// failed
   block_source() noexcept(!may_be_missing && std::is_nothrow_default_constructible_v<D>)
     requires std::default_initializable<D>
       : driver_() {
@@ -4104,8 +4105,7 @@ class block_source {
  private:
   void require_memory() const noexcept(!may_be_missing) {
     if constexpr (may_be_missing) {
-      char const* const refusal = Calls::refusal(driver_);
-      if (refusal != nullptr) detail::must_succeed(driver_, detail::unsupported_call(refusal));
+      detail::must_succeed(driver_, Calls::refusal(driver_));
     }
   }
 
@@ -5623,8 +5623,8 @@ class basic_cuda_driver {
   status open_memory_pool(async_memory memory) const noexcept {
     cudaMemPool_t pool = nullptr;
     status const s = default_pool(memory, pool);
-    if (!s.ok() || memory != async_memory::pinned) return s;
-    return on_device("cudaMemPoolSetAccess", device_, [&] {
+    if (!s.ok() || memory != async_memory::pinned) return invalid_as_unsupported(s);
+    return invalid_as_unsupported(on_device("cudaMemPoolSetAccess", device_, [&] {
       int count = 0;
       cudaError_t result = detail::cudart::cudaGetDeviceCount(&count);
       for (int device = 0; device < count && result == cudaSuccess; ++device) {
@@ -5635,7 +5635,7 @@ class basic_cuda_driver {
         result = detail::cudart::cudaMemPoolSetAccess(pool, &access, 1);
       }
       return result;
-    });
+    }));
   }
   status free_async(void* p, stream_ref stream) const noexcept {
     return on_device("cudaFreeAsync", device_for(stream),
@@ -5684,7 +5684,7 @@ class basic_cuda_driver {
     status s = can_migrate(device_for(stream));
     if (s.ok()) s = can_migrate(to.value);
     if (!s.ok()) return s;
-    return of_managed(beside_captures("cudaMemPrefetchAsync", device_for(stream), [&] {
+    return invalid_as_unsupported(beside_captures("cudaMemPrefetchAsync", device_for(stream), [&] {
 #if CUDART_VERSION >= 13000
       return detail::cudart::cudaMemPrefetchAsync(p, bytes, location_of(to), 0, reach(stream));
 #else
@@ -5695,7 +5695,7 @@ class basic_cuda_driver {
   status advise(void const* p, std::size_t bytes, memory_advice advice, device_id where) const noexcept {
     if (bytes == 0) return {};
     if (status const s = can_migrate(where.value); !s.ok()) return s;
-    return of_managed(beside_captures("cudaMemAdvise", device_, [&] {
+    return invalid_as_unsupported(beside_captures("cudaMemAdvise", device_, [&] {
       auto const native = static_cast<cudaMemoryAdvise>(advice);
 #if CUDART_VERSION >= 13000
       return detail::cudart::cudaMemAdvise(p, bytes, native, location_of(where));
@@ -5762,8 +5762,8 @@ class basic_cuda_driver {
         "cudaDeviceGetAttribute");
     return s.ok() && can == 0 ? detail::cuda_lacks("cudaMemPrefetchAsync, cudaMemAdvise") : s;
   }
-  /// CUDA calls memory that is not managed an invalid value.
-  static status of_managed(status s) noexcept {
+  /// CUDA calls memory that is not managed an invalid value, and a pool that it does not have.
+  static status invalid_as_unsupported(status s) noexcept {
     if (s.code != static_cast<int>(cudaErrorInvalidValue)) return s;
     (void)detail::cudart::cudaGetLastError();
     s.kind = failure::unsupported;
@@ -5901,18 +5901,22 @@ struct async_calls_of {
                                              : "cudaMallocFromPoolAsync, managed";
 
   template <block_driver D>
-  [[nodiscard]] static char const* refusal(D const& driver) noexcept {
+  [[nodiscard]] static status refusal(D const& driver) noexcept {
     if constexpr (requires { driver.has_memory_pools(); }) {
-      if (!driver.has_memory_pools())
-        return "cudaMallocAsync (no memory pools on this device; use cuda_malloc | pooled, or device_pool)";
+      if (!driver.has_memory_pools()) {
+        return detail::unsupported_call(
+            "cudaMallocAsync (no memory pools on this device; use cuda_malloc | pooled, or device_pool)");
+      }
     }
-    if constexpr (!of_device) {
-      if (!driver.open_memory_pool(Memory).ok())
-        return "cudaMemGetDefaultMemPool (no pools of this memory that the devices can access: CUDA before "
-               "13, or "
-               "the device; use pinned_host | pooled or managed | pooled)";
+    if constexpr (of_device) {
+      return {};
+    } else {
+      status const s = driver.open_memory_pool(Memory);
+      if (s.kind != failure::unsupported) return s;
+      return detail::unsupported_call(
+          "cudaMemGetDefaultMemPool (no pools of this memory that the devices can access: CUDA before 13, or "
+          "the device; use pinned_host | pooled or managed | pooled)");
     }
-    return nullptr;
   }
   template <block_driver D>
   static status take(D const& driver, stream_ref stream, std::size_t bytes, std::size_t, void*& p) noexcept {
@@ -5969,10 +5973,10 @@ using basic_async = block_source<D, async_calls>;
 /// Stream-ordered memory from the process's default pools of pinned and of managed memory, for one device:
 /// streams of other devices are refused. CUDA 13 and later; before, and on devices without such pools, the
 /// constructor throws cuda_error of kind `unsupported`: use `pinned_host{} | pooled{}` or `managed{} |
-/// pooled{}`. The constructor lets all devices access the pool of pinned memory. CUDA's pools return their
-/// memory at each synchronisation, unless their release threshold was set. Like that of any pool, memory
-/// allocated on a stream may still be in use by earlier work of it: the host waits for the stream before it
-/// writes.
+/// pooled{}`. Other failures of the driver keep their kind and code. The constructor lets all devices access
+/// the pool of pinned memory. CUDA's pools return their memory at each synchronisation, unless their release
+/// threshold was set. Like that of any pool, memory allocated on a stream may still be in use by earlier work
+/// of it: the host waits for the stream before it writes.
 template <block_driver D>
 using basic_async_pinned = block_source<D, async_calls_of<async_memory::pinned>>;
 template <block_driver D>

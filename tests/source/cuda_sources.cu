@@ -78,6 +78,19 @@ TEST_CASE("cuda_pages meets the page source contract", "[source][cuda_pages][cud
   tarn_test::page_source_contract([] { return cuda_pages{}; }, last_error_is_clean{});
 }
 
+TEMPLATE_TEST_CASE("cuda_async_pinned and cuda_async_managed throw no_device without a device", "[source]",
+                   cuda_async_pinned, cuda_async_managed) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return;  // the other tests run
+  (void)cudaGetLastError();
+  try {
+    (void)TestType(device_id{0});
+    FAIL("must not succeed");
+  } catch (cuda_error const& error) {
+    CHECK(error.kind() == failure::no_device);
+  }
+}
+
 TEST_CASE("cuda_pages and cuda_malloc throw no_device without a device", "[source]") {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return;  // the other tests run

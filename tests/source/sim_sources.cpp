@@ -44,6 +44,13 @@ struct driver_of_thresholds : sim_driver {
   }
 };
 
+/// Fails to open its pools of pinned and managed memory.
+struct driver_of_pools : sim_driver {
+  status answer;
+  driver_of_pools(sim_driver const& driver, status const& s) : sim_driver(driver), answer(s) {}
+  [[nodiscard]] status open_memory_pool(async_memory) const noexcept { return answer; }
+};
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("sim_malloc, sim_async, sim_pinned_host and sim_managed meet the resource contract",
@@ -221,6 +228,27 @@ TEST_CASE("sim_async_pinned without memory pools names the alternative", "[sourc
   sim_machine const machine{{.memory_pools = sim_memory_pools::missing}};
   CHECK_THROWS_AS(on<sim_async_pinned>(machine), cuda_error);
   CHECK_THROWS_AS(on<sim_async_managed>(machine), cuda_error);
+}
+
+TEMPLATE_TEST_CASE("basic_async_pinned and basic_async_managed keep the code of a failure of the driver",
+                   "[source][cuda_async]", basic_async_pinned<driver_of_pools>,
+                   basic_async_managed<driver_of_pools>) {
+  sim_machine const machine = small_machine();
+  auto const make = [&](failure kind, int code) {
+    (void)TestType(driver_of_pools(machine.driver(), {kind, code, "", "open_memory_pool"}));
+  };
+  auto const code_of = [&](failure kind, int code) {
+    try {
+      make(kind, code);
+    } catch (cuda_error const& error) {
+      return error.kind() == kind ? error.code() : 0;
+    }
+    return 0;
+  };
+  CHECK(code_of(failure::no_device, 100) == 100);
+  CHECK(code_of(failure::other, 700) == 700);
+  CHECK(code_of(failure::out_of_memory, 2) == 2);
+  check_unsupported([&] { make(failure::unsupported, 1); }, {"CUDA before 13", "pinned_host | pooled"});
 }
 
 TEST_CASE("set_release_threshold sets the threshold of the driver's pool, and throws if it is refused",

@@ -584,8 +584,8 @@ class basic_cuda_driver {
   status open_memory_pool(async_memory memory) const noexcept {
     cudaMemPool_t pool = nullptr;
     status const s = default_pool(memory, pool);
-    if (!s.ok() || memory != async_memory::pinned) return s;
-    return on_device("cudaMemPoolSetAccess", device_, [&] {
+    if (!s.ok() || memory != async_memory::pinned) return invalid_as_unsupported(s);
+    return invalid_as_unsupported(on_device("cudaMemPoolSetAccess", device_, [&] {
       int count = 0;
       cudaError_t result = detail::cudart::cudaGetDeviceCount(&count);
       for (int device = 0; device < count && result == cudaSuccess; ++device) {
@@ -596,7 +596,7 @@ class basic_cuda_driver {
         result = detail::cudart::cudaMemPoolSetAccess(pool, &access, 1);
       }
       return result;
-    });
+    }));
   }
   status free_async(void* p, stream_ref stream) const noexcept {
     return on_device("cudaFreeAsync", device_for(stream),
@@ -645,7 +645,7 @@ class basic_cuda_driver {
     status s = can_migrate(device_for(stream));
     if (s.ok()) s = can_migrate(to.value);
     if (!s.ok()) return s;
-    return of_managed(beside_captures("cudaMemPrefetchAsync", device_for(stream), [&] {
+    return invalid_as_unsupported(beside_captures("cudaMemPrefetchAsync", device_for(stream), [&] {
 #if CUDART_VERSION >= 13000
       return detail::cudart::cudaMemPrefetchAsync(p, bytes, location_of(to), 0, reach(stream));
 #else
@@ -656,7 +656,7 @@ class basic_cuda_driver {
   status advise(void const* p, std::size_t bytes, memory_advice advice, device_id where) const noexcept {
     if (bytes == 0) return {};
     if (status const s = can_migrate(where.value); !s.ok()) return s;
-    return of_managed(beside_captures("cudaMemAdvise", device_, [&] {
+    return invalid_as_unsupported(beside_captures("cudaMemAdvise", device_, [&] {
       auto const native = static_cast<cudaMemoryAdvise>(advice);
 #if CUDART_VERSION >= 13000
       return detail::cudart::cudaMemAdvise(p, bytes, native, location_of(where));
@@ -723,8 +723,8 @@ class basic_cuda_driver {
         "cudaDeviceGetAttribute");
     return s.ok() && can == 0 ? detail::cuda_lacks("cudaMemPrefetchAsync, cudaMemAdvise") : s;
   }
-  /// CUDA calls memory that is not managed an invalid value.
-  static status of_managed(status s) noexcept {
+  /// CUDA calls memory that is not managed an invalid value, and a pool that it does not have.
+  static status invalid_as_unsupported(status s) noexcept {
     if (s.code != static_cast<int>(cudaErrorInvalidValue)) return s;
     (void)detail::cudart::cudaGetLastError();
     s.kind = failure::unsupported;

@@ -13,7 +13,7 @@
 //   static constexpr char const* backend = "...";   what allocator_backend() returns
 //   static constexpr std::size_t block_alignment = ...;   what each block has, or honours; without it, default_alignment
 //   static constexpr bool gives_at_once = true;   give() does not wait for work that uses the block, as cudaFree does
-//   static char const* refusal(D const&) noexcept;  why the device has no such memory, null if it has: asked in the constructor
+//   static status refusal(D const&) noexcept;  a failure if the device has no such memory: asked in the constructor
 
 #include <concepts>
 #include <cstddef>
@@ -55,7 +55,7 @@ template <stream_driver D, class Calls>
 class block_source {
   /// Whether a device may lack this kind of memory.
   static constexpr bool may_be_missing = requires(D const& driver) {
-    { Calls::refusal(driver) } noexcept -> std::same_as<char const*>;
+    { Calls::refusal(driver) } noexcept -> std::same_as<status>;
   };
   static constexpr bool gives_at_once = requires { requires Calls::gives_at_once; };
 
@@ -64,7 +64,8 @@ class block_source {
   using properties = typename Calls::properties;
 
   /// On the driver's default device; for CUDA the calling thread's current one.
-  /// @throws cuda_error  of kind `unsupported`: the device does not have this kind of memory
+  /// @throws cuda_error  of kind `unsupported`: the device does not have this kind of memory; or the driver
+  /// failed
   block_source() noexcept(!may_be_missing && std::is_nothrow_default_constructible_v<D>)
     requires std::default_initializable<D>
       : driver_() {
@@ -202,8 +203,7 @@ class block_source {
  private:
   void require_memory() const noexcept(!may_be_missing) {
     if constexpr (may_be_missing) {
-      char const* const refusal = Calls::refusal(driver_);
-      if (refusal != nullptr) detail::must_succeed(driver_, detail::unsupported_call(refusal));
+      detail::must_succeed(driver_, Calls::refusal(driver_));
     }
   }
 

@@ -27,18 +27,22 @@ struct async_calls_of {
                                              : "cudaMallocFromPoolAsync, managed";
 
   template <block_driver D>
-  [[nodiscard]] static char const* refusal(D const& driver) noexcept {
+  [[nodiscard]] static status refusal(D const& driver) noexcept {
     if constexpr (requires { driver.has_memory_pools(); }) {
-      if (!driver.has_memory_pools())
-        return "cudaMallocAsync (no memory pools on this device; use cuda_malloc | pooled, or device_pool)";
+      if (!driver.has_memory_pools()) {
+        return detail::unsupported_call(
+            "cudaMallocAsync (no memory pools on this device; use cuda_malloc | pooled, or device_pool)");
+      }
     }
-    if constexpr (!of_device) {
-      if (!driver.open_memory_pool(Memory).ok())
-        return "cudaMemGetDefaultMemPool (no pools of this memory that the devices can access: CUDA before "
-               "13, or "
-               "the device; use pinned_host | pooled or managed | pooled)";
+    if constexpr (of_device) {
+      return {};
+    } else {
+      status const s = driver.open_memory_pool(Memory);
+      if (s.kind != failure::unsupported) return s;
+      return detail::unsupported_call(
+          "cudaMemGetDefaultMemPool (no pools of this memory that the devices can access: CUDA before 13, or "
+          "the device; use pinned_host | pooled or managed | pooled)");
     }
-    return nullptr;
   }
   template <block_driver D>
   static status take(D const& driver, stream_ref stream, std::size_t bytes, std::size_t, void*& p) noexcept {
@@ -95,10 +99,10 @@ using basic_async = block_source<D, async_calls>;
 /// Stream-ordered memory from the process's default pools of pinned and of managed memory, for one device:
 /// streams of other devices are refused. CUDA 13 and later; before, and on devices without such pools, the
 /// constructor throws cuda_error of kind `unsupported`: use `pinned_host{} | pooled{}` or `managed{} |
-/// pooled{}`. The constructor lets all devices access the pool of pinned memory. CUDA's pools return their
-/// memory at each synchronisation, unless their release threshold was set. Like that of any pool, memory
-/// allocated on a stream may still be in use by earlier work of it: the host waits for the stream before it
-/// writes.
+/// pooled{}`. Other failures of the driver keep their kind and code. The constructor lets all devices access
+/// the pool of pinned memory. CUDA's pools return their memory at each synchronisation, unless their release
+/// threshold was set. Like that of any pool, memory allocated on a stream may still be in use by earlier work
+/// of it: the host waits for the stream before it writes.
 template <block_driver D>
 using basic_async_pinned = block_source<D, async_calls_of<async_memory::pinned>>;
 template <block_driver D>
