@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_8fac48db
+#define TARN_NAMESPACE tarn::inline v0_2_0_a3cbdc66
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -5503,7 +5503,8 @@ class basic_cuda_driver {
   // Pages and events of other processes.
 
   /// A device may report the fabric and still refuse to create pages with it, as an H200 without one does: a
-  /// handle of one granule is created and released to find out.
+  /// handle of one granule is created and released to find out. A full device can say no more than that it
+  /// reports the fabric.
   status can_export_pages(allocation_handle_type type, bool& yes) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemCreate");
@@ -5513,11 +5514,12 @@ class basic_cuda_driver {
                         : CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
     if (!yes || type != allocation_handle_type::fabric) return {};
     std::size_t granularity = 0;
-    status const s = page_granularity(granularity);
+    status s = page_granularity(granularity);
     if (!s.ok()) return s;
     page_handle trial = 0;
-    yes = create_pages(granularity, type, trial).ok();
-    return yes ? destroy_pages(trial) : status{};
+    s = create_pages(granularity, type, trial);
+    yes = s.ok() || s.kind == failure::out_of_memory;
+    return s.ok() ? destroy_pages(trial) : status{};
   }
   status export_pages(page_handle handle, page_export& exported) const noexcept {
     bool const by_fabric = exported.type == allocation_handle_type::fabric;

@@ -464,7 +464,8 @@ class basic_cuda_driver {
   // Pages and events of other processes.
 
   /// A device may report the fabric and still refuse to create pages with it, as an H200 without one does: a
-  /// handle of one granule is created and released to find out.
+  /// handle of one granule is created and released to find out. A full device can say no more than that it
+  /// reports the fabric.
   status can_export_pages(allocation_handle_type type, bool& yes) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemCreate");
@@ -474,11 +475,12 @@ class basic_cuda_driver {
                         : CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
     if (!yes || type != allocation_handle_type::fabric) return {};
     std::size_t granularity = 0;
-    status const s = page_granularity(granularity);
+    status s = page_granularity(granularity);
     if (!s.ok()) return s;
     page_handle trial = 0;
-    yes = create_pages(granularity, type, trial).ok();
-    return yes ? destroy_pages(trial) : status{};
+    s = create_pages(granularity, type, trial);
+    yes = s.ok() || s.kind == failure::out_of_memory;
+    return s.ok() ? destroy_pages(trial) : status{};
   }
   status export_pages(page_handle handle, page_export& exported) const noexcept {
     bool const by_fabric = exported.type == allocation_handle_type::fabric;
