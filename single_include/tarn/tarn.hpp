@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_a3cbdc66
+#define TARN_NAMESPACE tarn::inline v0_2_0_6d9c0e8c
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -7067,6 +7067,14 @@ template <class Resource>
 template <class Resource>
 [[nodiscard]] bool sleeps(Resource& memory) noexcept {
   return nearest_or(memory, pool_call::is_asleep{}, false);
+}
+
+/// Returns whether all pools below sleep that can. @throws std::bad_alloc
+template <class Resource>
+[[nodiscard]] bool all_sleep(Resource& memory) {
+  sequence<void const*> awake;
+  nearest(memory, pool_call::list_awake{awake});
+  return awake.empty();
 }
 
 /// Where memory comes from: the answer of the nearest pool, or of the source below.
@@ -24116,7 +24124,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   std::size_t sleep(contents where)
     requires reachable<Upstream, pool_call::sleep>
   {
-    if (detail::sleeps(this->upstream())) return 0;
+    if (detail::all_sleep(this->upstream())) return 0;
     streams_.report_unfinished(driver(), "sleep");
     if (where == contents::discarded) (void)end_quarantine(0, 0);
     std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
@@ -24542,7 +24550,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   std::size_t sleep(contents where)
     requires reachable<Upstream, pool_call::sleep>
   {
-    bool const slept = detail::sleeps(this->upstream());
+    bool const slept = detail::all_sleep(this->upstream());
     std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
     detail::scoped_lock const guard(mutex_);
     if (!slept && where == contents::discarded) lost_ = numbered_;

@@ -695,6 +695,33 @@ TEST_CASE(
   run([](sim_machine const& m) { return sim_pages{m.driver(0)} | pooled{} | fenced{} | poisoned{}; });
 }
 
+TEST_CASE("checked and fenced put the rest of several pools to sleep, and make no false report after",
+          "[raii][sleep][pages]") {
+  auto const run = [](auto const& policy) {
+    for (contents const where : all_kinds) {
+      sim_machine const machine(small_machine());
+      collected_reports const reports;
+      {
+        auto first = sim_pages{machine.driver(0)} | limited{4_MiB} | pooled{};
+        auto second = sim_pages{machine.driver(0)} | pooled{};
+        auto all = first | fallback_to{second} | policy;
+        void* const p = all.allocate(stream_ref{}, 1_MiB);
+        void* const q = all.allocate(stream_ref{}, 8_MiB);
+        (void)machine.driver(0).synchronize_device();
+        (void)sleep(first);
+        CHECK(sleep(all, where) > 0);
+        CHECK(is_asleep(second));
+        (void)wake(all);
+        all.deallocate(stream_ref{}, p, 1_MiB);
+        all.deallocate(stream_ref{}, q, 8_MiB);
+      }
+      CHECK(reports.kinds.empty());
+    }
+  };
+  run(checked{});
+  run(fenced{});
+}
+
 TEST_CASE("checked reports work that is unfinished at the call of sleep or compact", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   collected_reports const reports;

@@ -410,6 +410,14 @@ template <class Resource>
   return nearest_or(memory, pool_call::is_asleep{}, false);
 }
 
+/// Returns whether all pools below sleep that can. @throws std::bad_alloc
+template <class Resource>
+[[nodiscard]] bool all_sleep(Resource& memory) {
+  sequence<void const*> awake;
+  nearest(memory, pool_call::list_awake{awake});
+  return awake.empty();
+}
+
 /// Where memory comes from: the answer of the nearest pool, or of the source below.
 struct backend_call : pool_call::allocator_backend {
   using pool_call::allocator_backend::operator();

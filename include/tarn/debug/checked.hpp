@@ -230,7 +230,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   std::size_t sleep(contents where)
     requires reachable<Upstream, pool_call::sleep>
   {
-    if (detail::sleeps(this->upstream())) return 0;
+    if (detail::all_sleep(this->upstream())) return 0;
     streams_.report_unfinished(driver(), "sleep");
     if (where == contents::discarded) (void)end_quarantine(0, 0);
     std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});

@@ -133,7 +133,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   std::size_t sleep(contents where)
     requires reachable<Upstream, pool_call::sleep>
   {
-    bool const slept = detail::sleeps(this->upstream());
+    bool const slept = detail::all_sleep(this->upstream());
     std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
     detail::scoped_lock const guard(mutex_);
     if (!slept && where == contents::discarded) lost_ = numbered_;
