@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_6d9c0e8c
+#define TARN_NAMESPACE tarn::inline v0_2_0_6c07ae8b
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -15014,9 +15014,12 @@ class graph_memories {
 
   /// Makes the memory of ended owners common, as far as nothing uses it. `wait` makes the host wait for
   /// graphs that still run. Returns true if there was any. The owners that end until a mark is complete share
-  /// the next one, so that there is one event for all.
+  /// the next one, so that there is one event for all. Nothing inside restore() and compact(), which know the
+  /// parts of handles.
   template <class Pool>
   bool reap(growth_lock const& growing, Pool& whole, bool const wait) noexcept {
+    auto const is_moving = [](auto const& pages) { return pages.is_moving(); };
+    if (heap_.growth(growing).template visit_pages<bool>(is_moving)) return false;
     bool any = false;
     for (bool goes_on = true; goes_on && has_ended();) {
       if (!has_marked_ && !mark_ended()) break;
@@ -17312,8 +17315,9 @@ class growing_views {
 
   /// Ends the growth of a view. Its addresses go back if no work uses them; otherwise it is a view as any
   /// other.
-  void end(arena& a, may_release hot, std::uint32_t i) noexcept {
-    if (a.tenancies[i].blocks == 0 && table_[i].pins == 0 && table_.is_done(a, a.tenancies[i]))
+  /// @param keeps  whether its handles stay mapped in any case
+  void end(arena& a, may_release hot, std::uint32_t i, bool keeps) noexcept {
+    if (!keeps && a.tenancies[i].blocks == 0 && table_[i].pins == 0 && table_.is_done(a, a.tenancies[i]))
       cut(table_[i], hot, 0);
     --growing_;
     table_[i].grows = false;
@@ -18511,7 +18515,16 @@ class page_growth {
     }
     return i != 0 ? reinterpret_cast<void*>(growing_.address_of(i)) : nullptr;
   }
+  /// Ends the growth at an address of reserve_growing(). A handler of the source may call it inside restore()
+  /// and compact(), which know where handles are mapped.
+  void end_growing(arena& a, may_release hot, void const* p) noexcept {
+    std::uint32_t const i = growing_.find(a, reinterpret_cast<std::uintptr_t>(p));
+    if (i != 0) growing_.end(a, hot, i, is_moving_);
+  }
   [[nodiscard]] growing_views<Source>& growing() noexcept { return growing_; }
+
+  /// Whether handles are being created for addresses that the pool has.
+  [[nodiscard]] bool is_moving() const noexcept { return is_moving_; }
 
   /// The largest block that could be served if `left` more bytes can be created.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
@@ -20100,6 +20113,14 @@ class ladder {
     std::uint64_t creates;   ///< of the pool, before all growth
     std::uint64_t waits;     ///< of the host, likewise
   };
+  /// Searches every free range, which is O(ranges of the request's size).
+  struct search_of_all {
+    explicit search_of_all(arena& a) noexcept : in(a) { in.search_limit = ~std::size_t{0}; }
+    search_of_all& operator=(search_of_all&&) = delete;
+    ~search_of_all() { in.search_limit = range_index::search_limit; }
+
+    arena& in;
+  };
   [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
   [[nodiscard]] bool is_neutral(domain_ref d) noexcept { return space().streams[d].is_neutral(); }
   /// Bytes reserved for the request's part.
@@ -20204,11 +20225,8 @@ class ladder {
     }
     if (request_.part != common || !taker_is_capturing())
       finish_all(growing_, space(), order(), hot_, request_.taker);
-    // Searches every free range, which is O(ranges of the request's size).
-    space().search_limit = ~std::size_t{0};
-    bool const found = take();
-    space().search_limit = range_index::search_limit;
-    return found;
+    search_of_all const here(space());
+    return take();
   }
   /// Rung 5: a view of free handles, without creating any.
   bool put_together(refusal& last) {
@@ -20534,9 +20552,8 @@ class slow_path {
     if (id == stream_ref::unknown_id) {
       if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
       id = neutral_id;
-    } else if (deferred_.may_hold(p) && deferred_.defer(id, stream, p, bytes, alignment)) {
-      return;
     }
+    if (deferred_.may_hold(p) && deferred_.defer(id, stream, p, bytes, alignment)) return;
     put(id, stream, p, bytes, alignment, false);
   }
   /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there
@@ -21993,11 +22010,8 @@ class pool {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
     detail::hot_lock held = heap_.lock_hot();
-    heap_.growth(growing).visit_pages([&](auto& pages) {
-      auto& space = heap_.space(held);
-      if (auto const i = pages.growing().find(space, reinterpret_cast<std::uintptr_t>(p)); i != 0)
-        pages.growing().end(space, detail::may_release(held), i);
-    });
+    heap_.growth(growing).visit_pages(
+        [&](auto& pages) { pages.end_growing(heap_.space(held), detail::may_release(held), p); });
   }
 
   // ---- physical segments

@@ -3357,6 +3357,27 @@ PLANTED = {
             "for_each_piece(a, map, from == common ? a.streams.size() - 1 : a.streams.part(from).neutral_domain, where,",
         ),
         Mutant(
+            "an owner ends while its handles are moved",
+            "pool/graph/graph_memories.hpp",
+            "if (heap_.growth(growing).template visit_pages<bool>(is_moving)) return false;",
+            "(void)is_moving;",
+            finder="tests/raii/sleep_together.cpp",
+        ),
+        Mutant(
+            "a growing buffer unmaps its handles while they are moved",
+            "pool/pages/page_growth.hpp",
+            "growing_.end(a, hot, i, is_moving_);",
+            "growing_.end(a, hot, i, false);",
+            finder="tests/raii/sleep_together.cpp",
+        ),
+        Mutant(
+            "a growth that fails leaves searches long",
+            "pool/ladder.hpp",
+            "~search_of_all() { in.search_limit = range_index::search_limit; }",
+            "~search_of_all() = default;",
+            finder="tests/raii/growing_buffer.cpp",
+        ),
+        Mutant(
             "a capture finds no free handles side by side",
             "pool/pages/adopted_handles.hpp",
             "    return chosen;\n  }\n",

@@ -403,6 +403,31 @@ TEST_CASE("growth over memory that another stream has freed meanwhile is ordered
   CHECK(machine.findings().empty());
 }
 
+TEST_CASE("a growth that fails after a wait leaves the pool's searches as short as before",
+          "[raii][pages][growing_buffer]") {
+  sim_options options;
+  options.capacity = 64_MiB;
+  options.taken = 0;
+  sim_machine const machine(options);
+  fault_plan const plan;
+  auto memory = basic_pages<faulty<sim_driver>>(faulty<sim_driver>{machine.driver(0), plan}) | pooled{};
+  basic_stream<faulty<sim_driver>> const s(memory.driver()), user(memory.driver());
+  growing_buffer<std::byte, decltype(memory)> buffer(memory, 64_MiB, s, growing_options{32_MiB});
+  void* const p = memory.allocate(s, 32_MiB);
+  void* const q = memory.allocate(s, 32_MiB);
+  memory.record_stream(p, 32_MiB, user);
+  REQUIRE(machine.launch(user, 1'000'000'000).ok());
+  memory.deallocate(s, p, 32_MiB);
+  plan.fail(driver_call::map_pages, 1);
+  CHECK_THROWS_AS(buffer.reserve(32_MiB), cuda_error);
+  memory->inspect([&](auto const&, auto& heap, auto&...) {
+    auto const held = heap.lock_hot();
+    CHECK(heap.space(held).search_limit == detail::range_index::search_limit);
+  });
+  buffer.reserve(32_MiB);
+  memory.deallocate(s, q, 32_MiB);
+}
+
 TEST_CASE("growth does not take what another thread takes while pages are unmapped for it",
           "[raii][pages][growing_buffer][threads]") {
   sim_machine machine{{.capacity = 36_MiB, .taken = 0}};

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "tarn/policy/tracked.hpp"
 #include "tarn/raii/compact.hpp"
 #include "tarn/raii/graph_memory.hpp"
+#include "tarn/raii/growing_buffer.hpp"
 #include "tarn/raii/sleep.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/stats.hpp"
@@ -273,6 +275,91 @@ TEST_CASE("a handler of the source may free blocks and trim while the pool is wo
       (void)memory.trim(0);
       CHECK(memory->state().reserved == 0);
       CHECK(machine.usage().page_bytes == 0);
+    }
+    CHECK(machine.leaks().total() == 0);
+  }
+}
+
+TEST_CASE("an owner whose memory compact moves is ended only afterwards",
+          "[raii][compact][graph_memory][pages]") {
+  sim_machine const machine(small_machine(128_MiB));
+  fault_plan const plan;
+  {
+    std::function<bool()> handler = [] { return false; };
+    auto memory = pages_with_handler(faulty<sim_driver>{machine.driver(0), plan}, handler) |
+                  pooled{.largest_handle = 16_MiB};
+    using memory_type = decltype(memory);
+    basic_stream<faulty<sim_driver>> const s(memory.driver()), captured(memory.driver());
+    std::optional<graph_memory<memory_type>> ending(memory);
+    graph_memory<memory_type> other(memory);
+    void* const whole = ending->allocate(s, 16_MiB);  // one handle
+    memory.deallocate(s, whole, 16_MiB);
+    void* blocks[4];
+    for (void*& p : blocks) p = ending->allocate(s, 4_MiB);
+    memory.deallocate(s, blocks[1], 4_MiB);
+    memory.deallocate(s, blocks[2], 4_MiB);
+    s.synchronize();
+    {
+      capture_scope const scope(other, captured);
+      ending.reset();
+    }
+    int calls = 0;
+    handler = [&] {
+      (void)memory.trim(0);
+      return ++calls == 1;
+    };
+    plan.fail(driver_call::create_pages, 1);
+    (void)compact(memory);
+    CHECK(calls == 1);
+    (void)memory.trim(0);
+    graph_memory<memory_type> first(memory), second(memory);
+    void* of_graph = nullptr;
+    {
+      capture_scope const scope(second, captured);
+      of_graph = memory.allocate(captured, 2_MiB);
+      memory.deallocate(captured, blocks[0], 4_MiB);
+    }
+    CHECK(second.state().kept == 4_MiB);  // no part of an ended owner
+    memory.deallocate(s, of_graph, 2_MiB);
+    memory.deallocate(s, blocks[3], 4_MiB);
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("a handler of the source may end a growing buffer while the pool is woken or compacted",
+          "[raii][sleep][compact][growing_buffer][pages]") {
+  for (bool const compacts : {false, true}) {
+    sim_machine const machine(small_machine(128_MiB));
+    fault_plan const plan;
+    {
+      std::function<bool()> handler = [] { return false; };
+      auto memory = pages_with_handler(faulty<sim_driver>{machine.driver(0), plan}, handler) |
+                    pooled{.largest_handle = 16_MiB};
+      using buffer_type = growing_buffer<std::byte, decltype(memory)>;
+      basic_stream<faulty<sim_driver>> const s(memory.driver());
+      std::optional<buffer_type> buffer;
+      buffer.emplace(memory, 64_MiB, s, growing_options{16_MiB});
+      buffer->reserve(16_MiB);
+      buffer->reset();
+      void* const p = memory.allocate(s, 4_MiB);  // in the handle that the buffer's addresses show
+      std::memset(p, 7, 4_MiB);
+      s.synchronize();
+      int calls = 0;
+      handler = [&] {
+        buffer.reset();
+        return ++calls == 1;
+      };
+      if (!compacts) (void)sleep(memory);
+      plan.fail(driver_call::create_pages, 1);
+      compacts ? (void)compact(memory) : (void)wake(memory);
+      CHECK(calls == 1);
+      CHECK(static_cast<unsigned char*>(p)[4_MiB - 1] == 7);
+      memory.deallocate(s, p, 4_MiB);
+      (void)memory.trim(0);
+      CHECK(memory->state().reserved == 0);
+      CHECK(machine.usage().page_bytes == 0);
+      buffer_type another(memory, 64_MiB, s, growing_options{16_MiB});
+      another.reserve(16_MiB);
     }
     CHECK(machine.leaks().total() == 0);
   }

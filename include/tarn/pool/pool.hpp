@@ -345,11 +345,8 @@ class pool {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
     detail::hot_lock held = heap_.lock_hot();
-    heap_.growth(growing).visit_pages([&](auto& pages) {
-      auto& space = heap_.space(held);
-      if (auto const i = pages.growing().find(space, reinterpret_cast<std::uintptr_t>(p)); i != 0)
-        pages.growing().end(space, detail::may_release(held), i);
-    });
+    heap_.growth(growing).visit_pages(
+        [&](auto& pages) { pages.end_growing(heap_.space(held), detail::may_release(held), p); });
   }
 
   // ---- physical segments

@@ -181,9 +181,8 @@ class slow_path {
     if (id == stream_ref::unknown_id) {
       if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
       id = neutral_id;
-    } else if (deferred_.may_hold(p) && deferred_.defer(id, stream, p, bytes, alignment)) {
-      return;
     }
+    if (deferred_.may_hold(p) && deferred_.defer(id, stream, p, bytes, alignment)) return;
     put(id, stream, p, bytes, alignment, false);
   }
   /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there

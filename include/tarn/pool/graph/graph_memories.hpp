@@ -181,9 +181,12 @@ class graph_memories {
 
   /// Makes the memory of ended owners common, as far as nothing uses it. `wait` makes the host wait for
   /// graphs that still run. Returns true if there was any. The owners that end until a mark is complete share
-  /// the next one, so that there is one event for all.
+  /// the next one, so that there is one event for all. Nothing inside restore() and compact(), which know the
+  /// parts of handles.
   template <class Pool>
   bool reap(growth_lock const& growing, Pool& whole, bool const wait) noexcept {
+    auto const is_moving = [](auto const& pages) { return pages.is_moving(); };
+    if (heap_.growth(growing).template visit_pages<bool>(is_moving)) return false;
     bool any = false;
     for (bool goes_on = true; goes_on && has_ended();) {
       if (!has_marked_ && !mark_ended()) break;

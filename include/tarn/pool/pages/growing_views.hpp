@@ -138,8 +138,9 @@ class growing_views {
 
   /// Ends the growth of a view. Its addresses go back if no work uses them; otherwise it is a view as any
   /// other.
-  void end(arena& a, may_release hot, std::uint32_t i) noexcept {
-    if (a.tenancies[i].blocks == 0 && table_[i].pins == 0 && table_.is_done(a, a.tenancies[i]))
+  /// @param keeps  whether its handles stay mapped in any case
+  void end(arena& a, may_release hot, std::uint32_t i, bool keeps) noexcept {
+    if (!keeps && a.tenancies[i].blocks == 0 && table_[i].pins == 0 && table_.is_done(a, a.tenancies[i]))
       cut(table_[i], hot, 0);
     --growing_;
     table_[i].grows = false;

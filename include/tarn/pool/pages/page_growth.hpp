@@ -138,7 +138,16 @@ class page_growth {
     }
     return i != 0 ? reinterpret_cast<void*>(growing_.address_of(i)) : nullptr;
   }
+  /// Ends the growth at an address of reserve_growing(). A handler of the source may call it inside restore()
+  /// and compact(), which know where handles are mapped.
+  void end_growing(arena& a, may_release hot, void const* p) noexcept {
+    std::uint32_t const i = growing_.find(a, reinterpret_cast<std::uintptr_t>(p));
+    if (i != 0) growing_.end(a, hot, i, is_moving_);
+  }
   [[nodiscard]] growing_views<Source>& growing() noexcept { return growing_; }
+
+  /// Whether handles are being created for addresses that the pool has.
+  [[nodiscard]] bool is_moving() const noexcept { return is_moving_; }
 
   /// The largest block that could be served if `left` more bytes can be created.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
