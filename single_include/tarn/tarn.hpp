@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_6c07ae8b
+#define TARN_NAMESPACE tarn::inline v0_2_0_41daa606
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -833,11 +833,11 @@ namespace TARN_NAMESPACE::detail {
 enum class fork_side : std::uint8_t { parent, child };
 
 /// Identifies the calling thread among the running ones, in all modules of the process.
-[[nodiscard]] inline void const* this_thread_of_process() noexcept {
+[[nodiscard]] inline std::uintptr_t this_thread_of_process() noexcept {
 #if defined(__unix__) || defined(__APPLE__)
-  return reinterpret_cast<void const*>(::pthread_self());
+  return reinterpret_cast<std::uintptr_t>(reinterpret_cast<void const*>(::pthread_self()));
 #else
-  return this_thread_tag();
+  return reinterpret_cast<std::uintptr_t>(this_thread_tag());
 #endif
 }
 
@@ -883,7 +883,7 @@ class at_fork {
     std::atomic<bool> hooked{false};
     std::atomic<bool> forking{false};
     std::atomic<std::uint64_t> process{1};
-    std::atomic<void const*> forker{nullptr};  ///< has taken the members; only that thread relies on it
+    std::atomic<std::uintptr_t> forker{0};  ///< has taken the members; only that thread relies on it
 
     /// Installs the process's fork hook. Holds no lock, which a fork before would leave locked in the child:
     /// several threads may install it, and only the first call of each in a fork counts.
@@ -954,13 +954,13 @@ class at_fork {
   }
   static void in_parent() noexcept {
     if (!is_forker()) return;
-    registry.forker = nullptr;
+    registry.forker = 0;
     registry.forking.store(false, std::memory_order_relaxed);
     registry.release_all(fork_side::parent);
   }
   static void in_child() noexcept {
     if (!is_forker()) return;
-    registry.forker = nullptr;
+    registry.forker = 0;
     registry.forking.store(false, std::memory_order_relaxed);
     registry.process.fetch_add(1, std::memory_order_relaxed);
     registry.release_all(fork_side::child);
@@ -1008,7 +1008,7 @@ class fork_mutex {
     return true;
   }
   void unlock() {
-    owner_.store(nullptr, std::memory_order_relaxed);
+    owner_.store(0, std::memory_order_relaxed);
     mutex_.unlock();
   }
 
@@ -1038,12 +1038,12 @@ class fork_mutex {
     auto& m = *static_cast<fork_mutex*>(self);
     if (m.forker_has_it_) return;
     if (side == fork_side::parent) return m.unlock();
-    m.owner_.store(nullptr, std::memory_order_relaxed);
+    m.owner_.store(0, std::memory_order_relaxed);
     (void)::new (static_cast<void*>(&m.mutex_)) mutex;  // another owner does not exist in the child
   }
 
   mutex mutex_;
-  std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
+  std::atomic<std::uintptr_t> owner_{0};  ///< the owner thread; only that thread relies on it
   bool forker_has_it_ = false;               ///< the forking thread held it before the fork
   at_fork member_{this, &take, &release};
 };
@@ -12055,6 +12055,14 @@ class arena {
   /// How many free ranges of similar size a request searches; the ladder lifts it before it throws
   /// out_of_memory.
   std::size_t search_limit = range_index::search_limit;
+  /// Searches every free range, which is O(ranges of the request's size).
+  struct search_of_all {
+    explicit search_of_all(arena& a) noexcept : in(a) { in.search_limit = ~std::size_t{0}; }
+    search_of_all& operator=(search_of_all&&) = delete;
+    ~search_of_all() { in.search_limit = range_index::search_limit; }
+
+    arena& in;
+  };
   split_statistics splits;  ///< as of the last count_splits()
   // Of the common part; streams.part() has the numbers of the others.
   std::size_t live_bytes = 0;     ///< in live ranges, runs included
@@ -18515,16 +18523,13 @@ class page_growth {
     }
     return i != 0 ? reinterpret_cast<void*>(growing_.address_of(i)) : nullptr;
   }
-  /// Ends the growth at an address of reserve_growing(). A handler of the source may call it inside restore()
-  /// and compact(), which know where handles are mapped.
+  /// Ends the growth at an address of reserve_growing(); also inside restore() and compact(), by a handler.
   void end_growing(arena& a, may_release hot, void const* p) noexcept {
-    std::uint32_t const i = growing_.find(a, reinterpret_cast<std::uintptr_t>(p));
-    if (i != 0) growing_.end(a, hot, i, is_moving_);
+    if (auto const i = growing_.find(a, reinterpret_cast<std::uintptr_t>(p)); i != 0)
+      growing_.end(a, hot, i, is_moving_);
   }
   [[nodiscard]] growing_views<Source>& growing() noexcept { return growing_; }
-
-  /// Whether handles are being created for addresses that the pool has.
-  [[nodiscard]] bool is_moving() const noexcept { return is_moving_; }
+  [[nodiscard]] bool is_moving() const noexcept { return is_moving_; }  ///< inside restore() or compact()
 
   /// The largest block that could be served if `left` more bytes can be created.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
@@ -18650,16 +18655,14 @@ class page_growth {
     return given;
   }
 
-  /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not
-  /// known
+  /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if unknown
   void set_up(arena& a, may_release hot, std::size_t total) {
     void* base = nullptr;
     std::size_t bytes = 0;
     std::size_t grain = 0;
     {
       unlocked const released(hot);
-      // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned
-      // to it.
+      // Callers may request an alignment up to this, to which blocks of finer pages would not be aligned.
       grain = max_of(source_.granularity(), usual_granule);
       std::size_t available = 0;
       if (total == 0) (void)source_.driver().memory_info(available, total);
@@ -20113,14 +20116,6 @@ class ladder {
     std::uint64_t creates;   ///< of the pool, before all growth
     std::uint64_t waits;     ///< of the host, likewise
   };
-  /// Searches every free range, which is O(ranges of the request's size).
-  struct search_of_all {
-    explicit search_of_all(arena& a) noexcept : in(a) { in.search_limit = ~std::size_t{0}; }
-    search_of_all& operator=(search_of_all&&) = delete;
-    ~search_of_all() { in.search_limit = range_index::search_limit; }
-
-    arena& in;
-  };
   [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
   [[nodiscard]] bool is_neutral(domain_ref d) noexcept { return space().streams[d].is_neutral(); }
   /// Bytes reserved for the request's part.
@@ -20225,7 +20220,7 @@ class ladder {
     }
     if (request_.part != common || !taker_is_capturing())
       finish_all(growing_, space(), order(), hot_, request_.taker);
-    search_of_all const here(space());
+    arena::search_of_all const here(space());
     return take();
   }
   /// Rung 5: a view of free handles, without creating any.

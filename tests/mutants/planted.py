@@ -3372,7 +3372,7 @@ PLANTED = {
         ),
         Mutant(
             "a growth that fails leaves searches long",
-            "pool/ladder.hpp",
+            "pool/arena/arena.hpp",
             "~search_of_all() { in.search_limit = range_index::search_limit; }",
             "~search_of_all() = default;",
             finder="tests/raii/growing_buffer.cpp",

@@ -40,11 +40,11 @@ namespace TARN_NAMESPACE::detail {
 enum class fork_side : std::uint8_t { parent, child };
 
 /// Identifies the calling thread among the running ones, in all modules of the process.
-[[nodiscard]] inline void const* this_thread_of_process() noexcept {
+[[nodiscard]] inline std::uintptr_t this_thread_of_process() noexcept {
 #if defined(__unix__) || defined(__APPLE__)
-  return reinterpret_cast<void const*>(::pthread_self());
+  return reinterpret_cast<std::uintptr_t>(reinterpret_cast<void const*>(::pthread_self()));
 #else
-  return this_thread_tag();
+  return reinterpret_cast<std::uintptr_t>(this_thread_tag());
 #endif
 }
 
@@ -90,7 +90,7 @@ class at_fork {
     std::atomic<bool> hooked{false};
     std::atomic<bool> forking{false};
     std::atomic<std::uint64_t> process{1};
-    std::atomic<void const*> forker{nullptr};  ///< has taken the members; only that thread relies on it
+    std::atomic<std::uintptr_t> forker{0};  ///< has taken the members; only that thread relies on it
 
     /// Installs the process's fork hook. Holds no lock, which a fork before would leave locked in the child:
     /// several threads may install it, and only the first call of each in a fork counts.
@@ -161,13 +161,13 @@ class at_fork {
   }
   static void in_parent() noexcept {
     if (!is_forker()) return;
-    registry.forker = nullptr;
+    registry.forker = 0;
     registry.forking.store(false, std::memory_order_relaxed);
     registry.release_all(fork_side::parent);
   }
   static void in_child() noexcept {
     if (!is_forker()) return;
-    registry.forker = nullptr;
+    registry.forker = 0;
     registry.forking.store(false, std::memory_order_relaxed);
     registry.process.fetch_add(1, std::memory_order_relaxed);
     registry.release_all(fork_side::child);
@@ -215,7 +215,7 @@ class fork_mutex {
     return true;
   }
   void unlock() {
-    owner_.store(nullptr, std::memory_order_relaxed);
+    owner_.store(0, std::memory_order_relaxed);
     mutex_.unlock();
   }
 
@@ -245,12 +245,12 @@ class fork_mutex {
     auto& m = *static_cast<fork_mutex*>(self);
     if (m.forker_has_it_) return;
     if (side == fork_side::parent) return m.unlock();
-    m.owner_.store(nullptr, std::memory_order_relaxed);
+    m.owner_.store(0, std::memory_order_relaxed);
     (void)::new (static_cast<void*>(&m.mutex_)) mutex;  // another owner does not exist in the child
   }
 
   mutex mutex_;
-  std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
+  std::atomic<std::uintptr_t> owner_{0};  ///< the owner thread; only that thread relies on it
   bool forker_has_it_ = false;               ///< the forking thread held it before the fork
   at_fork member_{this, &take, &release};
 };

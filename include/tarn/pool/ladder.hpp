@@ -131,14 +131,6 @@ class ladder {
     std::uint64_t creates;   ///< of the pool, before all growth
     std::uint64_t waits;     ///< of the host, likewise
   };
-  /// Searches every free range, which is O(ranges of the request's size).
-  struct search_of_all {
-    explicit search_of_all(arena& a) noexcept : in(a) { in.search_limit = ~std::size_t{0}; }
-    search_of_all& operator=(search_of_all&&) = delete;
-    ~search_of_all() { in.search_limit = range_index::search_limit; }
-
-    arena& in;
-  };
   [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
   [[nodiscard]] bool is_neutral(domain_ref d) noexcept { return space().streams[d].is_neutral(); }
   /// Bytes reserved for the request's part.
@@ -243,7 +235,7 @@ class ladder {
     }
     if (request_.part != common || !taker_is_capturing())
       finish_all(growing_, space(), order(), hot_, request_.taker);
-    search_of_all const here(space());
+    arena::search_of_all const here(space());
     return take();
   }
   /// Rung 5: a view of free handles, without creating any.

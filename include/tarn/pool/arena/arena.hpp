@@ -80,6 +80,14 @@ class arena {
   /// How many free ranges of similar size a request searches; the ladder lifts it before it throws
   /// out_of_memory.
   std::size_t search_limit = range_index::search_limit;
+  /// Searches every free range, which is O(ranges of the request's size).
+  struct search_of_all {
+    explicit search_of_all(arena& a) noexcept : in(a) { in.search_limit = ~std::size_t{0}; }
+    search_of_all& operator=(search_of_all&&) = delete;
+    ~search_of_all() { in.search_limit = range_index::search_limit; }
+
+    arena& in;
+  };
   split_statistics splits;  ///< as of the last count_splits()
   // Of the common part; streams.part() has the numbers of the others.
   std::size_t live_bytes = 0;     ///< in live ranges, runs included

@@ -138,16 +138,13 @@ class page_growth {
     }
     return i != 0 ? reinterpret_cast<void*>(growing_.address_of(i)) : nullptr;
   }
-  /// Ends the growth at an address of reserve_growing(). A handler of the source may call it inside restore()
-  /// and compact(), which know where handles are mapped.
+  /// Ends the growth at an address of reserve_growing(); also inside restore() and compact(), by a handler.
   void end_growing(arena& a, may_release hot, void const* p) noexcept {
-    std::uint32_t const i = growing_.find(a, reinterpret_cast<std::uintptr_t>(p));
-    if (i != 0) growing_.end(a, hot, i, is_moving_);
+    if (auto const i = growing_.find(a, reinterpret_cast<std::uintptr_t>(p)); i != 0)
+      growing_.end(a, hot, i, is_moving_);
   }
   [[nodiscard]] growing_views<Source>& growing() noexcept { return growing_; }
-
-  /// Whether handles are being created for addresses that the pool has.
-  [[nodiscard]] bool is_moving() const noexcept { return is_moving_; }
+  [[nodiscard]] bool is_moving() const noexcept { return is_moving_; }  ///< inside restore() or compact()
 
   /// The largest block that could be served if `left` more bytes can be created.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
@@ -273,16 +270,14 @@ class page_growth {
     return given;
   }
 
-  /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not
-  /// known
+  /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if unknown
   void set_up(arena& a, may_release hot, std::size_t total) {
     void* base = nullptr;
     std::size_t bytes = 0;
     std::size_t grain = 0;
     {
       unlocked const released(hot);
-      // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned
-      // to it.
+      // Callers may request an alignment up to this, to which blocks of finer pages would not be aligned.
       grain = max_of(source_.granularity(), usual_granule);
       std::size_t available = 0;
       if (total == 0) (void)source_.driver().memory_info(available, total);
