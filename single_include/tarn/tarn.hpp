@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_41daa606
+#define TARN_NAMESPACE tarn::inline v0_2_0_7ada2e6d
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3959,6 +3959,7 @@ class block_source {
   static constexpr bool may_be_missing = requires(D const& driver) {
     { Calls::refusal(driver) } noexcept -> std::same_as<status>;
   };
+  static constexpr detail::default_streams named_as = detail::default_streams_of<Calls>();
   static constexpr bool gives_at_once = requires { requires Calls::gives_at_once; };
 
  public:
@@ -4000,6 +4001,7 @@ class block_source {
                                std::size_t alignment = default_alignment,
                                source_location where = source_location::current()) {
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
+      stream = detail::named_stream<named_as>(driver_, stream);
       if (is_elsewhere(stream)) throw detail::at(where, detail::unusable_from(stream, driver_));
       return take_aligned(
           {stream, bytes, alignment}, where,
@@ -4022,14 +4024,17 @@ class block_source {
     if (p == nullptr) return;
     std::size_t const taken = taken_bytes(bytes, alignment);
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
-      if (detail::life_of(driver_, stream) == detail::stream_life::alive && !is_elsewhere(stream)) {
+      stream = detail::named_stream<named_as>(driver_, stream);
+      bool const may_be_any = detail::is_of_any_device(driver_, stream, named_as) &&
+                              !detail::is_freed_in_capture(driver_, stream, stream.id());
+      if (detail::life_of(driver_, stream) == detail::stream_life::alive && !is_elsewhere(stream) &&
+          !may_be_any) {
         (void)calls_.give(driver_, stream, p, taken, alignment);
       } else {
         (void)calls_.give_lost(driver_, p, taken, alignment);
       }
     } else {
-      status const waited =
-          detail::wait_for_last_use(driver_, stream, detail::default_streams_of<block_source>());
+      status const waited = detail::wait_for_last_use(driver_, stream, named_as);
       if (waited.kind == failure::unloading) return;
       if (gives_at_once && detail::is_capture_error(waited)) return;
       (void)calls_.give(driver_, p, taken, alignment);
@@ -5973,12 +5978,12 @@ template <block_driver D>
 using basic_async = block_source<D, async_calls>;
 
 /// Stream-ordered memory from the process's default pools of pinned and of managed memory, for one device:
-/// streams of other devices are refused. CUDA 13 and later; before, and on devices without such pools, the
-/// constructor throws cuda_error of kind `unsupported`: use `pinned_host{} | pooled{}` or `managed{} |
-/// pooled{}`. Other failures of the driver keep their kind and code. The constructor lets all devices access
-/// the pool of pinned memory. CUDA's pools return their memory at each synchronisation, unless their release
-/// threshold was set. Like that of any pool, memory allocated on a stream may still be in use by earlier work
-/// of it: the host waits for the stream before it writes.
+/// streams of other devices are refused. A bare default stream is the current device's. CUDA 13 and later;
+/// before, and on devices without such pools, the constructor throws cuda_error of kind `unsupported`: use
+/// `pinned_host{} | pooled{}` or `managed{} | pooled{}`. Other failures of the driver keep their kind and
+/// code. The constructor lets all devices access the pool of pinned memory. CUDA's pools return their memory
+/// at each synchronisation, unless their release threshold was set. Like that of any pool, memory allocated
+/// on a stream may still be in use by earlier work of it: the host waits for the stream before it writes.
 template <block_driver D>
 using basic_async_pinned = block_source<D, async_calls_of<async_memory::pinned>>;
 template <block_driver D>

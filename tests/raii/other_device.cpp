@@ -358,6 +358,40 @@ TEMPLATE_TEST_CASE(
   CHECK(t.machine.findings().empty());
 }
 
+TEMPLATE_TEST_CASE("stream-ordered host memory freed on a default stream waits for that of each device",
+                   "[raii][other_device][stream][cuda_async]", sim_async_pinned, sim_async_managed) {
+  two_devices<sim_driver> t;
+  basic_stream<sim_driver> const uses_the_device{t.other};
+  TestType memory{t.first};
+  REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+  CHECK_THROWS_AS(memory.allocate(stream_ref{}, n), misuse);
+  int good = 0;
+  for (int const current : {0, 1}) {
+    void* const p = memory.allocate(default_stream(t.first), n);
+    REQUIRE(t.first.synchronize_device().ok());
+    std::memset(p, 7, n);
+    t.read_late(default_stream(t.other), p, 7);
+    REQUIRE(sim_driver::set_current_device(device_id{current}).ok());
+    memory.deallocate(stream_ref{}, p, n);
+    REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+    void* const q = memory.allocate(stream_ref{}, n);
+    REQUIRE(t.first.launch(stream_ref{}, 10, {sim_writes(q, n)}, [q] { std::memset(q, 9, n); }).ok());
+    CHECK(t.good_reads() == ++good);
+    memory.deallocate(stream_ref{}, q, n);
+  }
+  // A captured default stream is one device's.
+  stream_ref const captured = stream_ref::from(reinterpret_cast<void*>(2));
+  REQUIRE(t.first.begin_capture(captured).ok());
+  void* const p = memory.allocate(captured, n);
+  t.machine.reset_calls();
+  memory.deallocate(captured, p, n);
+  CHECK(t.machine.calls()[driver_call::free_async] == 1);
+  CHECK(t.machine.calls()[driver_call::create_stream] == 0);
+  sim_graph graph;
+  CHECK(t.first.end_capture(captured, graph).ok());
+  CHECK(t.machine.findings().empty());
+}
+
 TEST_CASE("streams of a second device cost no call on a third one, and warm calls none at all",
           "[raii][other_device][stream]") {
   sim_options o;

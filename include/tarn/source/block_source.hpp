@@ -57,6 +57,7 @@ class block_source {
   static constexpr bool may_be_missing = requires(D const& driver) {
     { Calls::refusal(driver) } noexcept -> std::same_as<status>;
   };
+  static constexpr detail::default_streams named_as = detail::default_streams_of<Calls>();
   static constexpr bool gives_at_once = requires { requires Calls::gives_at_once; };
 
  public:
@@ -98,6 +99,7 @@ class block_source {
                                std::size_t alignment = default_alignment,
                                source_location where = source_location::current()) {
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
+      stream = detail::named_stream<named_as>(driver_, stream);
       if (is_elsewhere(stream)) throw detail::at(where, detail::unusable_from(stream, driver_));
       return take_aligned(
           {stream, bytes, alignment}, where,
@@ -120,14 +122,17 @@ class block_source {
     if (p == nullptr) return;
     std::size_t const taken = taken_bytes(bytes, alignment);
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
-      if (detail::life_of(driver_, stream) == detail::stream_life::alive && !is_elsewhere(stream)) {
+      stream = detail::named_stream<named_as>(driver_, stream);
+      bool const may_be_any = detail::is_of_any_device(driver_, stream, named_as) &&
+                              !detail::is_freed_in_capture(driver_, stream, stream.id());
+      if (detail::life_of(driver_, stream) == detail::stream_life::alive && !is_elsewhere(stream) &&
+          !may_be_any) {
         (void)calls_.give(driver_, stream, p, taken, alignment);
       } else {
         (void)calls_.give_lost(driver_, p, taken, alignment);
       }
     } else {
-      status const waited =
-          detail::wait_for_last_use(driver_, stream, detail::default_streams_of<block_source>());
+      status const waited = detail::wait_for_last_use(driver_, stream, named_as);
       if (waited.kind == failure::unloading) return;
       if (gives_at_once && detail::is_capture_error(waited)) return;
       (void)calls_.give(driver_, p, taken, alignment);

@@ -97,12 +97,12 @@ template <block_driver D>
 using basic_async = block_source<D, async_calls>;
 
 /// Stream-ordered memory from the process's default pools of pinned and of managed memory, for one device:
-/// streams of other devices are refused. CUDA 13 and later; before, and on devices without such pools, the
-/// constructor throws cuda_error of kind `unsupported`: use `pinned_host{} | pooled{}` or `managed{} |
-/// pooled{}`. Other failures of the driver keep their kind and code. The constructor lets all devices access
-/// the pool of pinned memory. CUDA's pools return their memory at each synchronisation, unless their release
-/// threshold was set. Like that of any pool, memory allocated on a stream may still be in use by earlier work
-/// of it: the host waits for the stream before it writes.
+/// streams of other devices are refused. A bare default stream is the current device's. CUDA 13 and later;
+/// before, and on devices without such pools, the constructor throws cuda_error of kind `unsupported`: use
+/// `pinned_host{} | pooled{}` or `managed{} | pooled{}`. Other failures of the driver keep their kind and
+/// code. The constructor lets all devices access the pool of pinned memory. CUDA's pools return their memory
+/// at each synchronisation, unless their release threshold was set. Like that of any pool, memory allocated
+/// on a stream may still be in use by earlier work of it: the host waits for the stream before it writes.
 template <block_driver D>
 using basic_async_pinned = block_source<D, async_calls_of<async_memory::pinned>>;
 template <block_driver D>
