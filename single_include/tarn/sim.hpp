@@ -4540,6 +4540,7 @@ class sim_driver {
     return call(driver_call::can_share, costs().look, [&](state& m) {
       if (!machine_.has(other)) return code::invalid_device;
       yes = other == device_ || m.options.peers == sim_peers::reachable;
+      if (yes && other != device_) enter(m, other);
       return code::ok;
     });
   }
@@ -4760,19 +4761,33 @@ class sim_driver {
 
   [[nodiscard]] sim_costs const& costs() const noexcept { return machine_.options().costs; }
 
+  /// Whether cuda_driver makes its device current for the call, which is then in use.
+  [[nodiscard]] static constexpr bool enters_device(driver_call which) noexcept {
+    using enum driver_call;
+    bool const is_of_pages = (which >= reserve_range && which <= import_pages) || which == can_export_pages ||
+                             which == export_pages;
+    return !only_looks(which) && !is_of_pages && which != memory_account && which != can_share &&
+           which != export_dma_buf && which != uuid;
+  }
+  static void enter(state& m, device_id device) noexcept {
+    m.devices_of_streams.use(device);
+    m.has_context[static_cast<std::size_t>(device.value)] = true;
+  }
   /// Wraps every call: fails inside simulated work and on a missing or broken device; counts the call,
-  /// charges its cost and names it in the status.
+  /// charges its cost and names it in the status. A call on a default stream uses the device of that stream.
   template <class F>
-  status call(driver_call which, sim_nanoseconds cost, F const& act) const noexcept {
+  status call(driver_call which, sim_nanoseconds cost, F const& act,
+              stream_ref const* on = nullptr) const noexcept {
     char const* const name = name_of(which);
     if (detail::sim_inside_work) return detail::sim_status(code::not_permitted, name);
     state& m = *machine_.state_;
     detail::scoped_lock const lock(m.mutex);
     if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
     if (!m.process.is_this()) return detail::sim_status(code::forked, name);
-    m.devices_of_streams.use(device_);
-    m.has_context[static_cast<std::size_t>(device_.value)] = true;
     try {
+      bool const names_default = on != nullptr && detail::is_default_stream(*on);
+      if (enters_device(which) || (which == driver_call::is_capturing && names_default))
+        enter(m, names_default ? m.streams.find(*on, device_.value)->device : device_);
       m.charge(which, cost);
       if (code const broken = m.streams.fault(device_.value); broken != code::ok) {
         return detail::sim_status(broken, name);
@@ -4784,7 +4799,7 @@ class sim_driver {
   }
   template <class F>
   status on_stream(driver_call which, sim_nanoseconds cost, stream_ref stream, F const& act) const noexcept {
-    return call(which, cost, [&](state& m) {
+    auto const find = [&](state& m) {
       auto* const s = m.streams.find(stream, device_.value);
       bool const known = stream.id() != stream_ref::unknown_id;
       if (s == nullptr) {
@@ -4794,7 +4809,8 @@ class sim_driver {
       bool const stale = known && stream.id() != s->id && !s->is_default;
       if (m.order && stale) m.order->stale_handle(name_of(which), stream.id(), s->agent);
       return act(m, *s);
-    });
+    };
+    return call(which, cost, find, &stream);
   }
   template <class F>
   status on_event(driver_call which, sim_nanoseconds cost, event_handle event, F const& act) const noexcept {

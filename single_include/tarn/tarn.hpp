@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_7ada2e6d
+#define TARN_NAMESPACE tarn::inline v0_2_0_eb4c726f
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -24951,8 +24951,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// Finds the identity of a stream that exists, and learns where it lives. Returns it unchanged if the driver
-/// does not know it.
+/// Finds the identity of a stream that exists, and learns where it lives: that device is in use. Returns it
+/// unchanged if the driver does not know it.
 template <default_streams Which, stream_driver Driver>
 [[nodiscard]] stream_ref identify_and_learn(Driver const& driver, stream_ref stream,
                                             status& result) noexcept {
@@ -24960,7 +24960,8 @@ template <default_streams Which, stream_driver Driver>
   result = identify_named<Which>(driver, stream, id);
   if (!result.ok()) return stream;
   stream = stream_ref::from(stream.handle(), id);
-  (void)find_device(driver, stream);
+  [[maybe_unused]] device_id const device = find_device(driver, stream);
+  if constexpr (multi_device_driver<Driver>) driver.devices_of_streams().use(device);
   return stream;
 }
 

@@ -144,6 +144,9 @@ TEST_CASE("identify_named takes the current device's default stream, if that dev
   CHECK(machine.usage(device_id{1}).used == 0);
   REQUIRE(machine.driver(device_id{1}).identify({}, other).ok());
   CHECK(detail::identify_named<default_streams::of_current_device>(driver, {}, id).ok());
+  CHECK(id == own);  // an identity alone makes no context
+  REQUIRE(machine.driver(device_id{1}).synchronize_device().ok());
+  CHECK(detail::identify_named<default_streams::of_current_device>(driver, {}, id).ok());
   CHECK(id == other);
   CHECK(detail::identify_named<default_streams::of_own_device>(driver, {}, id).ok());
   CHECK(id == own);

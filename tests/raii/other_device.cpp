@@ -392,6 +392,21 @@ TEMPLATE_TEST_CASE("stream-ordered host memory freed on a default stream waits f
   CHECK(t.machine.findings().empty());
 }
 
+TEMPLATE_TEST_CASE("a default stream of a device that nothing else has used is waited for once it is named",
+                   "[raii][other_device][stream]", basic_registered<sim_driver>, basic_pinned<sim_driver>) {
+  two_devices<sim_driver> t;
+  TestType memory{t.first};
+  {
+    pinned_buffer<char, TestType> b(memory, n, elements::uninitialised, default_stream(t.other));
+    std::memset(b.data(), 7, n);
+    // The user's cudaSetDevice(1), and a copy on stream 0.
+    t.read_late(default_stream(t.other), b.data(), 7);
+  }
+  overwrite(memory);
+  CHECK(t.good_reads() == 1);
+  CHECK(t.machine.findings().empty());
+}
+
 TEST_CASE("streams of a second device cost no call on a third one, and warm calls none at all",
           "[raii][other_device][stream]") {
   sim_options o;

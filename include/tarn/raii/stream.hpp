@@ -21,8 +21,8 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 
-/// Finds the identity of a stream that exists, and learns where it lives. Returns it unchanged if the driver
-/// does not know it.
+/// Finds the identity of a stream that exists, and learns where it lives: that device is in use. Returns it
+/// unchanged if the driver does not know it.
 template <default_streams Which, stream_driver Driver>
 [[nodiscard]] stream_ref identify_and_learn(Driver const& driver, stream_ref stream,
                                             status& result) noexcept {
@@ -30,7 +30,8 @@ template <default_streams Which, stream_driver Driver>
   result = identify_named<Which>(driver, stream, id);
   if (!result.ok()) return stream;
   stream = stream_ref::from(stream.handle(), id);
-  (void)find_device(driver, stream);
+  [[maybe_unused]] device_id const device = find_device(driver, stream);
+  if constexpr (multi_device_driver<Driver>) driver.devices_of_streams().use(device);
   return stream;
 }
 
