@@ -4402,11 +4402,11 @@ class sim_driver {
       return synchronized(m, m.streams.synchronize(s));
     });
   }
-  /// As CUDA's, and like a kernel, refuses a stream of another device.
+  /// As CUDA's, and like a kernel, refuses a stream that was created on another device.
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     return on_stream(driver_call::fill, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
       if (bytes == 0) return code::ok;
-      if (s.device != device_.value) return code::invalid_handle;
+      if (s.device != device_.value && !s.is_default) return code::invalid_handle;
       if (!m.memory.knows(to)) return code::invalid_value;
       auto work = std::make_shared<detail::sim_transfer_work>();
       work->to = to;
@@ -4417,14 +4417,14 @@ class sim_driver {
     });
   }
   /// Converts when the stream reaches the operation, at the rate of a copy of the same size. It is a kernel
-  /// of this device: an access to memory that the device cannot reach is an illegal access and breaks the
-  /// device.
+  /// of this device, or of the default stream's: an access to memory that the device cannot reach is an
+  /// illegal access and breaks the device.
   template <element To, element From>
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept {
     return on_stream(driver_call::convert, costs().launch, stream, [&](state& m, detail::sim_stream& s) {
       if (count == 0) return code::ok;
-      if (s.device != device_.value) return code::invalid_handle;
-      auto work = std::make_shared<detail::sim_conversion<To, From>>(to, from, count, device_.value);
+      if (s.device != device_.value && !s.is_default) return code::invalid_handle;
+      auto work = std::make_shared<detail::sim_conversion<To, From>>(to, from, count, s.device);
       std::size_t const bytes = count * (sizeof(To) + sizeof(From)) / 2;
       return m.streams.enqueue(s, detail::sim_transfer(bytes, costs().on_device_rate), std::move(work),
                                detail::sim_streams::caller::user);

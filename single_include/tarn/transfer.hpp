@@ -1230,7 +1230,7 @@ status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* f
   static_assert(element<To> && element<From>,
                 "tarn: convert() supports only the types of tarn/core/element.hpp");
   if (count == 0) return {};
-  detail::on_device const here(device_);
+  detail::on_device const here(device_for(stream));
   if (!here.entered().ok()) return here.entered();
   detail::cuda_split split = detail::cuda_split_of(to, from, count);
   // Four words per thread, more if the grid would exceed its limit.
@@ -1287,11 +1287,11 @@ namespace detail {
 
 }  // namespace detail
 
-/// Copies elements to another type in stream order; each is rounded to nearest, ties to even. The spans have
-/// the same number of elements and must not overlap: a buffer cannot be converted in place, since many
-/// threads write at once. Both must be memory that the driver's device can access (device, pinned or managed
-/// memory, not pageable host memory). Runs one memory-bound kernel, with 16-byte accesses where both
-/// alignments allow. With equal types it is a plain copy.
+/// Copies elements to another type in the order of a stream of any device; each is rounded to nearest, ties
+/// to even. The spans have the same number of elements and must not overlap: a buffer cannot be converted in
+/// place, since many threads write at once. Both must be memory that the driver's device can access (device,
+/// pinned or managed memory, not pageable host memory). Runs one memory-bound kernel, with 16-byte accesses
+/// where both alignments allow. With equal types it is a plain copy.
 /// @throws length_error  the sizes differ; nothing is converted
 /// @throws misuse        of kind `overlap`
 /// @throws cuda_error    the driver refused
@@ -1307,13 +1307,16 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
     tarn::copy(driver, from, to, stream, where);
   } else {
-    detail::must_succeed(driver, driver.convert(stream, to.data(), from.data(), from.size()), where);
+    auto const enqueue = [&](stream_ref on) {
+      return driver.convert(on, to.data(), from.data(), from.size());
+    };
+    detail::must_succeed(driver, detail::enqueue_in_order(driver, stream, enqueue), where);
   }
 }
 
-/// Converts between buffers on one device, on `stream` of that device. `stream` first waits, on the device,
-/// for the streams of both buffers; these wait for the conversion, so either buffer may be changed or
-/// destroyed at once. If all three are the same stream, no event is used.
+/// Converts between buffers on one device, in the order of `stream`, of any device. `stream` first waits, on
+/// the device, for the streams of both buffers; these wait for the conversion, so either buffer may be
+/// changed or destroyed at once. If all three are the same stream, no event is used.
 /// @throws length_error, cuda_error
 /// @throws misuse  of kind `wrong_device`; `no_resource`: one of them was default-constructed
 template <element From, class FromResource, element To, class ToResource>

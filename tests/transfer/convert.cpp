@@ -12,6 +12,7 @@
 #include "contract/owners_reported.hpp"
 #include "driver/faulty.hpp"
 #include "raii/archetype.hpp"
+#include "tarn/policy/accessible_from.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/report/stats.hpp"
@@ -263,6 +264,44 @@ TEST_CASE(
     CHECK(machine.findings().empty());
     CHECK(machine.leaks().total() == 0);
   }
+}
+
+TEST_CASE("convert is ordered with streams of another device than its driver's", "[raii][convert][stream]") {
+  sim_machine const machine = adversarial(1, 2);
+  sim_driver const zero = machine.driver(), one = machine.driver(device_id{1});
+  basic_stream const created{one};
+  for (stream_ref const s : {default_stream(one), created.ref()}) {
+    auto const run = [&](auto memory) {
+      auto const from = make_device_buffer<float>(memory, 100, s);
+      auto to = make_device_buffer<float16>(memory, 100, s);
+      std::vector<float> const values = tenths(100);
+      REQUIRE(one.launch(s, second).ok());
+      detail::must_succeed(one, one.copy(s, const_cast<float*>(from.data()), values.data(), 400));
+      REQUIRE(one.launch(s, second, {sim_writes(from.data(), 400)},
+                         [p = const_cast<float*>(from.data())] { p[0] = 5; })
+                  .ok());
+      tarn::convert(from, to);
+      float first = 0;
+      REQUIRE(one.launch(s, 1000, {sim_reads(to.data(), 200)}, [&] { first = float(to.data()[0]); }).ok());
+      REQUIRE(one.synchronize_stream(s).ok());
+      CHECK(first == 5);
+    };
+    run(basic_managed<sim_driver>{zero} | pooled{});
+    run(sim_pages{zero} | accessible_from{device_id{1}} | pooled{});
+  }
+  // The driver puts work on another device's default stream on that device.
+  auto memory = basic_managed<sim_driver>{zero};
+  auto* const p = static_cast<float*>(memory.allocate_sync(8));
+  stream_ref const there = default_stream(one);
+  REQUIRE((one.launch(there, second).ok() && zero.fill(there, p, 0, 4).ok()));
+  REQUIRE(zero.convert(there, reinterpret_cast<float16*>(p + 1), p, 1).ok());
+  CHECK(zero.fill(created, p, 0, 4).code == 400);
+  CHECK(zero.convert(created, reinterpret_cast<float16*>(p + 1), p, 1).code == 400);
+  sim_nanoseconds const before = machine.now();
+  REQUIRE(one.synchronize_stream(there).ok());
+  CHECK(machine.now() - before > second / 2);
+  memory.deallocate_sync(p, 8);
+  CHECK(machine.findings().empty());
 }
 
 TEST_CASE("convert on a device that cannot access the memory breaks the device, as a kernel would",

@@ -163,7 +163,7 @@ status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* f
   static_assert(element<To> && element<From>,
                 "tarn: convert() supports only the types of tarn/core/element.hpp");
   if (count == 0) return {};
-  detail::on_device const here(device_);
+  detail::on_device const here(device_for(stream));
   if (!here.entered().ok()) return here.entered();
   detail::cuda_split split = detail::cuda_split_of(to, from, count);
   // Four words per thread, more if the grid would exceed its limit.

@@ -180,20 +180,26 @@ status record_in_order(Driver const& driver, event_handle event, stream_ref stre
   if (s.ok()) s = make_wait(driver, here.get(), there, stream);
   return s.ok() ? driver.record_event(event, here.get()) : s;
 }
-/// Sets bytes of the driver's memory in the order of a stream of any device. A stream of another device,
-/// which may not reach the memory, waits for a stream of the driver's device; if that cannot be ordered, the
-/// host waits. After a failure no byte is set any more.
-template <stream_driver Driver>
-status fill_in_order(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
-                     std::size_t bytes) noexcept {
+/// Calls enqueue(stream), which puts work of the driver's device on a stream of it, in the order of a stream
+/// of any device. A stream of another device, which may not reach the memory, waits for a stream of the
+/// driver's device; if that cannot be ordered, the host waits. After a failure the work is done or was not
+/// enqueued.
+template <stream_driver Driver, class Enqueue>
+status enqueue_in_order(Driver const& driver, stream_ref stream, Enqueue const& enqueue) noexcept {
   Driver const there = driver_of(driver, stream);
-  if (there.device() == driver.device()) return driver.fill(stream, p, byte, bytes);
+  if (there.device() == driver.device()) return enqueue(stream);
   own_stream const here(driver);
   status s = here.made();
   if (s.ok()) s = make_wait(driver, here.get(), there, stream);
-  if (s.ok()) s = driver.fill(here.get(), p, byte, bytes);
+  if (s.ok()) s = enqueue(here.get());
   if (s.ok() && !make_wait(there, stream, driver, here.get()).ok()) s = driver.synchronize_stream(here.get());
   return s;
+}
+/// Sets bytes of the driver's memory in the order of a stream of any device.
+template <stream_driver Driver>
+status fill_in_order(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
+                     std::size_t bytes) noexcept {
+  return enqueue_in_order(driver, stream, [&](stream_ref on) { return driver.fill(on, p, byte, bytes); });
 }
 
 /// Calls f(driver) for the driver's own device and for each other device in use.
