@@ -1044,7 +1044,7 @@ class fork_mutex {
 
   mutex mutex_;
   std::atomic<std::uintptr_t> owner_{0};  ///< the owner thread; only that thread relies on it
-  bool forker_has_it_ = false;               ///< the forking thread held it before the fork
+  bool forker_has_it_ = false;            ///< the forking thread held it before the fork
   at_fork member_{this, &take, &release};
 };
 

@@ -357,6 +357,13 @@ PLANTED = {
             finder="tests/raii/other_device.cpp",
         ),
         Mutant(
+            "the device of a named default stream counts as unused",
+            "raii/stream.hpp",
+            "driver.devices_of_streams().use(device);",
+            ";",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
             "a stream's event is replaced before its work is marked anew",
             "pool/order/ordering.hpp",
             "if (result == mark_result::marked || kept == nullptr) {",
@@ -398,8 +405,8 @@ PLANTED = {
         Mutant(
             "where a stream lives that a call names by its handle is not learned",
             "raii/stream.hpp",
-            "  (void)find_device(driver, stream);\n",
-            "",
+            "device_id const device = find_device(driver, stream);",
+            "device_id const device = device_of(driver, stream);",
             finder="tests/driver/stream_device.cpp",
         ),
         Mutant(
@@ -448,8 +455,8 @@ PLANTED = {
         Mutant(
             "a pattern is written before the earlier work of another device's stream",
             "driver/stream_device.hpp",
-            "  if (s.ok()) s = make_wait(driver, here.get(), there, stream);\n  if (s.ok()) s = driver.fill(",
-            "  if (s.ok()) s = driver.fill(",
+            "  if (s.ok()) s = make_wait(driver, here.get(), there, stream);\n  if (s.ok()) s = enqueue(",
+            "  if (s.ok()) s = enqueue(",
             finder="tests/driver/stream_device.cpp",
         ),
     ],
