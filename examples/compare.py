@@ -20,7 +20,7 @@ if on_gpu:
     if not found:
         print("skipped: no GPU")
         sys.exit(77)
-run = subprocess.run(arguments[1:], text=True, capture_output=True, timeout=120)
+run = subprocess.run(arguments[1:], text=True, capture_output=True, timeout=600)
 print(run.stderr + run.stdout, end="")
 
 expected = pathlib.Path(arguments[0])
