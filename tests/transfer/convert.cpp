@@ -289,6 +289,24 @@ TEST_CASE("convert is ordered with streams of another device than its driver's",
     run(basic_managed<sim_driver>{zero} | pooled{});
     run(sim_pages{zero} | accessible_from{device_id{1}} | pooled{});
   }
+  // A bare default stream is the current device's where the host can access the memory.
+  {
+    basic_stream const of_buffers{zero};
+    auto const from = make_device_buffer<float>(basic_managed<sim_driver>{zero} | pooled{}, 100, of_buffers);
+    auto to = make_device_buffer<float16>(from.resource(), 100, of_buffers);
+    REQUIRE(zero.synchronize_stream(of_buffers).ok());
+    REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+    auto* const values = const_cast<float*>(from.data());
+    REQUIRE(
+        one.launch(default_stream(one), second, {sim_writes(values, 400)}, [values] { values[0] = 5; }).ok());
+    tarn::convert(from, to, stream_ref{});
+    REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+    float first = 0;
+    REQUIRE(zero.launch(of_buffers, 1000, {sim_reads(to.data(), 200)}, [&] { first = float(to.data()[0]); })
+                .ok());
+    REQUIRE(zero.synchronize_stream(of_buffers).ok());
+    CHECK(first == 5);
+  }
   // The driver puts work on another device's default stream on that device.
   auto memory = basic_managed<sim_driver>{zero};
   auto* const p = static_cast<float*>(memory.allocate_sync(8));

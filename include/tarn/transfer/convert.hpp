@@ -90,7 +90,8 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   // Use the device that can access both: a buffer of host memory may carry the driver of any device.
   auto const& on = detail::is_devices_own<ToResource> ? driver : theirs;
   using driver_type = typename ToResource::driver_type;
-  stream = identified(on, stream, where);
+  stream = detail::is_devices_own<ToResource> ? identified(to.resource(), stream, where)
+                                              : identified(from.resource(), stream, where);
   detail::in_turn(
       detail::driven_stream<driver_type>{on, stream},
       [&] { tarn::convert(on, from.span(), to.span(), stream, where); }, where,
