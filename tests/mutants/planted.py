@@ -1608,7 +1608,7 @@ PLANTED = {
         Mutant(
             "a forked child waits for a thread that looked up a captured stream",
             "driver/captured_handles.hpp",
-            "inline static constinit static_spin_lock lock;",
+            "inline static constinit static_spin_lock<captured_handles> lock;",
             "inline static constinit spin_lock lock;",
             finder="tests/pool/graph_memories.cpp",
         ),

@@ -21,6 +21,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <new>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -48,27 +49,22 @@ enum class fork_side : std::uint8_t { parent, child };
 #endif
 }
 
-/// A lock to take before a fork and to release after it, on both sides.
-class at_fork {
+/// A lock to take before a fork and to release after it, on both sides, between begin() and end().
+class fork_member {
  public:
   using take_function = bool (*)(void* self) noexcept;  ///< false: could not take it; must not wait for long
   /// In the child it is also called if the lock could not be taken.
   using release_function = void (*)(void* self, fork_side side) noexcept;
 
-  at_fork(void* self, take_function take, release_function release) noexcept
-      : at_fork(self, take, release, with_static_storage{}) {
-    begin();
-  }
-  /// With static storage: not a member before its first begin(). A local static has a guard instead: a child
-  /// forked while another thread was held up there would wait for that thread, which it does not have.
-  struct with_static_storage {};
-  constexpr at_fork(void* self, take_function take, release_function release, with_static_storage) noexcept
+  constexpr fork_member(void* self, take_function take, release_function release) noexcept
       : self_(self), take_(take), release_(release) {}
+  fork_member& operator=(fork_member&&) = delete;
+  /// Only the first call has an effect, also after end().
   void begin() noexcept {
     if (!is_member_.load(std::memory_order_acquire)) mine_->add(*this);
   }
-  at_fork& operator=(at_fork&&) = delete;
-  ~at_fork() { mine_->remove(*this); }
+  /// Once, after begin().
+  void end() noexcept { mine_->remove(*this); }
 
   /// Returns true while a thread is about to fork; other threads should back off.
   [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
@@ -85,8 +81,8 @@ class at_fork {
   /// The list of this module's members: plain data, constant-initialised, never destroyed.
   struct members {
     spin_lock lock;
-    at_fork* first = nullptr;
-    at_fork* last = nullptr;
+    fork_member* first = nullptr;
+    fork_member* last = nullptr;
     std::atomic<bool> hooked{false};
     std::atomic<bool> forking{false};
     std::atomic<std::uint64_t> process{1};
@@ -100,7 +96,7 @@ class at_fork {
       if (::pthread_atfork(&before, &in_parent, &in_child) == 0) hooked = true;
 #endif
     }
-    void add(at_fork& m) noexcept {
+    void add(fork_member& m) noexcept {
       hook();
       lock.lock();
       if (!m.is_member_) {
@@ -111,8 +107,7 @@ class at_fork {
       }
       lock.unlock();
     }
-    void remove(at_fork& m) noexcept {
-      if (!m.is_member_) return;
+    void remove(fork_member& m) noexcept {
       lock.lock();
       (m.previous_ != nullptr ? m.previous_->next_ : first) = m.next_;
       (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
@@ -122,10 +117,10 @@ class at_fork {
     /// taken, if one of them could not be taken. With `last_try` it skips those members instead.
     [[nodiscard]] bool take_all(bool const last_try) noexcept {
       lock.lock();
-      for (at_fork* m = first; m != nullptr; m = m->next_) {
+      for (fork_member* m = first; m != nullptr; m = m->next_) {
         m->taken_ = m->take_(m->self_);
         if (m->taken_ || last_try) continue;
-        for (at_fork* back = m->previous_; back != nullptr; back = back->previous_)
+        for (fork_member* back = m->previous_; back != nullptr; back = back->previous_)
           back->release_(back->self_, fork_side::parent);
         lock.unlock();
         return false;
@@ -134,7 +129,7 @@ class at_fork {
     }
     /// Releases in reverse order: a later member may depend on an earlier one.
     void release_all(fork_side const side) noexcept {
-      for (at_fork* m = last; m != nullptr; m = m->previous_) {
+      for (fork_member* m = last; m != nullptr; m = m->previous_) {
         if (m->taken_ || side == fork_side::child) m->release_(m->self_, side);
       }
       lock.unlock();
@@ -180,12 +175,23 @@ class at_fork {
   void* self_;
   take_function take_;
   release_function release_;
-  at_fork* previous_ = nullptr;
-  at_fork* next_ = nullptr;
+  fork_member* previous_ = nullptr;
+  fork_member* next_ = nullptr;
   std::atomic<bool> is_member_{false};
   bool taken_ = false;
 };
-inline constinit at_fork::members at_fork::registry{};
+inline constinit fork_member::members fork_member::registry{};
+
+/// One that is a member during its life.
+class at_fork : public fork_member {
+ public:
+  at_fork(void* self, take_function take, release_function release) noexcept
+      : fork_member(self, take, release) {
+    begin();
+  }
+  at_fork& operator=(at_fork&&) = delete;
+  ~at_fork() { end(); }
+};
 
 /// Remembers the process that constructs it: a forked child has a copy of what that process made, and must
 /// not use it.
@@ -197,7 +203,7 @@ class creating_process {
  private:
   std::uint64_t number_ = at_fork::process();
   /// of the constructing module; another one may ask
-  std::atomic<std::uint64_t> const* now_ = &at_fork::registry.process;
+  std::atomic<std::uint64_t> const* now_ = &fork_member::registry.process;
 };
 
 /// A mutex that is unlocked in a forked child, unless the forking thread itself held it.
@@ -286,13 +292,10 @@ class recursive_fork_mutex {
 };
 
 /// Takes a lock at fork that is only ever held for nanoseconds and never while its owner waits.
-template <class Lock>
-class held_at_fork {
+template <class Lock, class Member = at_fork>
+class held_at_fork : public Member {
  public:
-  explicit held_at_fork(Lock& lock) noexcept : member_(&lock, &take, &release) {}
-  constexpr held_at_fork(Lock& lock, at_fork::with_static_storage storage) noexcept
-      : member_(&lock, &take, &release, storage) {}
-  void begin() noexcept { member_.begin(); }
+  constexpr explicit held_at_fork(Lock& lock) noexcept : Member(&lock, &take, &release) {}
 
  private:
   static bool take(void* lock) noexcept {
@@ -306,22 +309,27 @@ class held_at_fork {
     }
     lock.unlock();
   }
-
-  at_fork member_;
 };
 
-/// A spin_lock with static storage that fork() finds unlocked.
+/// A spin_lock with static storage that fork() finds unlocked: the only one of its Owner. A local static has
+/// a guard instead: a child forked while another thread was held up there would wait for that thread, which
+/// it does not have. And one with a destructor would run code before main().
+template <class Owner>
 class static_spin_lock {
  public:
-  void lock() noexcept {
-    member_.begin();
+  static void lock() noexcept {
+    member.begin();
     lock_.lock();
+    if (ends) return;
+    ends = true;
+    (void)std::atexit([] { member.end(); });  // or when the module is unloaded
   }
-  void unlock() noexcept { lock_.unlock(); }
+  static void unlock() noexcept { lock_.unlock(); }
 
  private:
-  spin_lock lock_;
-  held_at_fork<spin_lock> member_{lock_, at_fork::with_static_storage{}};
+  inline static constinit spin_lock lock_;
+  inline static constinit held_at_fork<spin_lock, fork_member> member{lock_};
+  inline static constinit bool ends = false;
 };
 
 /// The mutex of a list that a module never destroys, and that fork() must find unlocked. Every object that

@@ -56,7 +56,7 @@ class tag_names {
   std::atomic<std::uint16_t> slots_[slot_count]{};
   char texts_[most][longest + 1]{};
   std::uint32_t count_ = 0;
-  inline static constinit static_spin_lock lock;  ///< not in the table, which is zeros
+  inline static constinit static_spin_lock<tag_names> lock;  ///< not in the table, which is zeros
 };
 inline constinit tag_names known_tags{};
 

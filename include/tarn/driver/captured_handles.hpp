@@ -89,7 +89,7 @@ class captured_handles {
     return stream_ref::unknown_id;
   }
 
-  inline static constinit static_spin_lock lock;
+  inline static constinit static_spin_lock<captured_handles> lock;
   inline static constinit entry entries[most];
   inline static constinit std::uint64_t last = 0;
   inline static constinit std::uint64_t ends = 0;  ///< capture_gate::ends() at the last call
