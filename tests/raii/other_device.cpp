@@ -276,7 +276,7 @@ TEMPLATE_TEST_CASE("a pool refuses to allocate on a stream of a device that cann
 
 TEST_CASE(
     "the event of a stream covers its work until a later mark succeeds, also when its device is forgotten",
-    "[raii][other_device][stream]") {
+    "[raii][other_device][stream][pages]") {
   sim_options options = two_devices<sim_driver>::options();
   options.capacity = 46_MiB;
   options.backing = sim_backing::address_only;

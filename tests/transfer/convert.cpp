@@ -266,7 +266,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("convert is ordered with streams of another device than its driver's", "[raii][convert][stream]") {
+TEST_CASE("convert is ordered with streams of another device than its driver's",
+          "[raii][convert][stream][pages]") {
   sim_machine const machine = adversarial(1, 2);
   sim_driver const zero = machine.driver(), one = machine.driver(device_id{1});
   basic_stream const created{one};
