@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_2a7f9f89
+#define TARN_NAMESPACE tarn::inline v0_2_0_4637a8a4
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1112,16 +1112,16 @@ class static_spin_lock {
  public:
   static void lock() noexcept {
     member.begin();
-    lock_.lock();
+    spin.lock();
     if (ends) return;
     ends = true;
     (void)std::atexit([] { member.end(); });  // or when the module is unloaded
   }
-  static void unlock() noexcept { lock_.unlock(); }
+  static void unlock() noexcept { spin.unlock(); }
 
  private:
-  inline static constinit spin_lock lock_;
-  inline static constinit held_at_fork<spin_lock, fork_member> member{lock_};
+  inline static constinit spin_lock spin;
+  inline static constinit held_at_fork<spin_lock, fork_member> member{spin};
   inline static constinit bool ends = false;
 };
 

@@ -319,16 +319,16 @@ class static_spin_lock {
  public:
   static void lock() noexcept {
     member.begin();
-    lock_.lock();
+    spin.lock();
     if (ends) return;
     ends = true;
     (void)std::atexit([] { member.end(); });  // or when the module is unloaded
   }
-  static void unlock() noexcept { lock_.unlock(); }
+  static void unlock() noexcept { spin.unlock(); }
 
  private:
-  inline static constinit spin_lock lock_;
-  inline static constinit held_at_fork<spin_lock, fork_member> member{lock_};
+  inline static constinit spin_lock spin;
+  inline static constinit held_at_fork<spin_lock, fork_member> member{spin};
   inline static constinit bool ends = false;
 };
 
