@@ -369,7 +369,7 @@ class user {
       case act::allocate_sync:
         return allocate(o, pool, *slot);
       case act::deallocate:
-        if (o.how % 4 == 3 && streams_.is_capturing(0)) streams_.displace_devices();
+        if (world_.chosen().across && o.how % 4 == 3 && streams_.is_capturing(0)) streams_.displace_devices();
         if (block_slot old; o.how % 2 == 0 && fetch_old_view(old, o)) {
           // What is freed was used just before.
           if (streams_.runs(old->last) && !is_quiet(*old))
