@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Random changes of random code lines of include/tarn, as planted bugs that were not chosen by hand. run.py runs them.
 import collections
+import functools
+import hashlib
 import os
 import pathlib
-import random
 import re
 import subprocess
 
 from planted import PLANTED, Mutant
+from together import code_of, span_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TARN = ROOT / "include" / "tarn"
@@ -85,6 +87,7 @@ def as_mutant(name, number, lines, change):
     raise ValueError(name)
 
 
+@functools.cache
 def includes(*sources, folders=()):
     """The headers of tarn that a program includes."""
     command = [os.environ.get("CXX", "g++"), "-std=c++20", "-MM", *folders, f"-I{ROOT / 'include'}", f"-I{ROOT / 'tests'}"]
@@ -111,11 +114,35 @@ def tests_that_name(header):
     return list(dict.fromkeys([str(p.relative_to(ROOT)) for p in paths] + finders))
 
 
+def changed_function(mutant):
+    """The name of the function that a planted bug changes; "" outside of functions."""
+    text = (TARN / mutant.file).read_text()
+    heads = []
+    for brace in re.finditer(r"([^;{}]*)([{}])", code_of(text[: span_of(text, mutant.old, mutant.new)[0]])):
+        if brace.group(2) == "{":
+            heads.append(re.search(r"\b(?!if|for|while|switch|catch|noexcept|requires)(\w+)\((?!.*\[[&=\w, ]*\])", brace.group(1)))
+        elif heads:
+            heads.pop()
+    return next((head.group(1) for head in reversed(heads) if head), "")
+
+
+def unit_tests(mutant):
+    """All files of unit tests: those of the headers that name the changed function come first, then those of the header's folder."""
+    name, folder = changed_function(mutant), mutant.file.split("/")[0]
+    users = {h.stem for h in TARN.rglob("*.hpp") if name and re.search(rf"\b{name}\(", h.read_text())}
+    files = [p for p in sorted((ROOT / "tests").rglob("*.cpp")) if re.search(r"^(TEMPLATE_\w*)?TEST_CASE\w*\(", p.read_text(), re.M)]
+    return [str(p.relative_to(ROOT)) for p in sorted(files, key=lambda p: (p.stem not in users, p.parent.name != folder))]
+
+
 def draws(seed, number):
-    """Endless planted bugs of one number: the next one is taken where one does not compile."""
-    generator = random.Random(f"{seed} {number}")
-    lines = list(changeable_lines())
-    while True:
-        name, at, text, found = generator.choice(lines)
-        change = generator.choice(found)
+    """Endless planted bugs of one number: the next one is taken where one does not compile. A seed orders the lines by their text, so
+    that it draws the same ones after other lines have changed."""
+    seen, lines = collections.Counter(), []
+    for name, at, text, found in changeable_lines():
+        line = f"{seed} {name} {text[at].strip()}"
+        seen[line] += 1
+        lines.append((hashlib.sha256(f"{line} {seen[line]}".encode()).digest(), name, at, text, found))
+    lines.sort(key=lambda line: line[0])
+    for order, name, at, text, found in lines[number - 1 :: 1000]:
+        change = found[order[0] % len(found)]
         yield as_mutant(name, at, text, change), change.kind, text[at].strip(), change.line.strip()

@@ -10,6 +10,7 @@
 # Exit status: 0 all found and the tree passes, 1 otherwise, 2 a planted bug is out of date: its text is missing, or does
 # not compile. The last line is machine-readable.
 import argparse
+import collections
 import concurrent.futures
 import functools
 import itertools
@@ -118,6 +119,7 @@ class Programs:
     def __init__(self, bugs, optimisation):
         self.bugs, self.optimisation = {n: changes(m) for n, m in bugs.items()}, optimisation
         self.lock, self.built, self.copies = threading.Lock(), {}, 0
+        self.building = collections.defaultdict(threading.Lock)
         self.seconds, self.failing = {}, {}
         self.copy()
 
@@ -152,6 +154,11 @@ class Programs:
 
     def program(self, number, finder):
         return self.built.get(finder) if number in self.put else None
+
+    def build_once(self, finder):
+        with self.building[finder]:
+            if finder not in self.built:
+                self.build(finder)
 
     def wait(self, finder):
         return max(LEAST_WAIT, 10 * self.seconds[finder]) if finder in self.seconds else WAIT_LIMIT
@@ -264,14 +271,23 @@ def explained():
 
 
 def finders_of(mutant, reached):
-    """Most are found by the tests that name the header most."""
+    """Most are found by the tests that name the header most. What these do not find, all other unit tests try."""
     tests = [t for t in random_changes.tests_that_name(mutant.file) if mutant.file in random_changes.includes(ROOT / t)]
     return [*tests[:4], *(name for name in FINDERS if mutant.file in reached[name]), *tests[4:]]
 
 
 def found_by(mutant, number, options, reached, programs):
-    """What finds a change, as text; "" if nothing does. @throws OutOfDate  it does not compile"""
-    for finder in finders_of(mutant, reached):
+    """What finds a change, as text; "" if nothing does. All unit tests try one that stands in the programs with many.
+    @throws OutOfDate  it does not compile"""
+    named = finders_of(mutant, reached)
+    others = random_changes.unit_tests(mutant) if programs else []
+    for finder in itertools.chain(named, (t for t in others if t not in named and mutant.file in random_changes.includes(ROOT / t))):
+        if finder not in named:
+            if number not in programs.put:
+                break
+            programs.build_once(finder)
+        if programs and finder in programs.failing:
+            continue
         status, said, *_ = look_for(mutant._replace(finder=finder), number, options, programs)
         if status not in (0, None):
             return f"{finder}: {found_in(said)[0] if finder in FINDERS else failed_test_in(said)}"
@@ -280,7 +296,7 @@ def found_by(mutant, number, options, reached, programs):
 
 def run_random(options):
     reached = {
-        name: random_changes.includes(*(ROOT / s for s in sources), folders=[f"-I{ROOT / 'tests/simulation/hooked'}"] * (name == "simulation"))
+        name: random_changes.includes(*(ROOT / s for s in sources), folders=(f"-I{ROOT / 'tests/simulation/hooked'}",) * (name == "simulation"))
         for name, sources in FINDERS.items()
     }
     reasons = explained()
@@ -299,7 +315,7 @@ def run_random(options):
                 continue
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(programs.build, dict.fromkeys([*FINDERS, *(f for m, *_ in first.values() for f in finders_of(m, reached))])))
+        list(pool.map(programs.build_once, dict.fromkeys([*FINDERS, *(f for m, *_ in first.values() for f in finders_of(m, reached))])))
         for number, (mutant, kind, old, new, found, invalid) in zip(draws, pool.map(search, draws)):
             reason = reasons.get((mutant.file, old, new))
             count["invalid"] += invalid
@@ -309,6 +325,8 @@ def run_random(options):
             if not found:
                 say(f"     - {old}\n     + {new}")
     survived = len(draws) - count["found"] - count["explained"]
+    for finder, test in programs.failing.items():
+        say(f"not used, since it fails without a change: {finder}: {test}")
     say(f"evidence: random_mutants n={len(draws)} {' '.join(f'{k}={v}' for k, v in count.items())} survived={survived} seed={options.seed}")
     return int(20 * survived > len(draws))
 
