@@ -13,8 +13,8 @@ from together import code_of, span_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TARN = ROOT / "include" / "tarn"
-# Generated, and what only a GPU runs.
-NOT_CHANGED = re.compile(r"report/timeline_page\.hpp|version\.hpp|driver/cuda_\w+\.hpp")
+# Generated, what only a GPU runs, and what only nvcc compiles.
+NOT_CHANGED = re.compile(r"report/timeline_page\.hpp|version\.hpp|driver/cuda_\w+\.hpp|cuda_mr\.hpp")
 # Operators stand between spaces; brackets of templates do not.
 SWAPPED = {" < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " + ": " - ", " - ": " + ",
            " && ": " || ", " || ": " && ", " += ": " -= ", " -= ": " += "}
