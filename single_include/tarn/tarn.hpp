@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_4637a8a4
+#define TARN_NAMESPACE tarn::inline v0_2_0_f6a12c09
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -19743,7 +19743,7 @@ class heap {
     if (is_asleep()) return;
     hot_lock held(hot_);
     may_release const releasing(held);
-    if (!space_.window.is_step_over() || !uses_pages()) return;
+    if (!space_.window.is_step_over()) return;  // another thread has ended it
     std::size_t const peak = space_.window.peak();
     bool const fell = space_.window.end_step(space_.reserved_of(common, counters_.reserved),
                                              space_.live_bytes, space_.live_peak);

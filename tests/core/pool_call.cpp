@@ -122,6 +122,8 @@ TEST_CASE("the calls of pools cross a layer that routes to three resources and d
   }
   CHECK(memory.trim(0) == 2_MiB);
   CHECK(nearest(memory, pool_call::reserved{}) == 0);
+  CHECK(pool_call::largest_free_range::join(1, 2) == 2);
+  CHECK(pool_call::largest_free_range::join(2, 1) == 2);
 }
 
 TEST_CASE("a call that fails in a later resource is undone in the earlier ones", "[core][pool_call]") {

@@ -224,6 +224,14 @@ TEST_CASE("sim_machine charges memory until each handle of it is gone, imported 
   REQUIRE(driver.export_pages(made, exported).ok());
   for (page_handle& handle : imported) REQUIRE(driver.import_pages(exported, handle).ok());
   CHECK(::close(exported.descriptor) == 0);
+  page_handle ended{};
+  char* const base = make_range(driver, 2_MiB);
+  REQUIRE(driver.create_pages(2_MiB, exported.type, ended).ok());
+  REQUIRE(driver.map_pages(base, 2_MiB, ended).ok());
+  REQUIRE(driver.destroy_pages(ended).ok());
+  CHECK(invalid(driver.export_pages(ended, exported)));  // it lives while it is mapped, but has no handle
+  REQUIRE(driver.unmap_pages(base, 2_MiB).ok());
+  CHECK(invalid(driver.export_pages(ended, exported)));
   for (page_handle const handle : {made, imported[0], imported[1]}) {
     CHECK(machine.usage().used == 4_MiB);
     REQUIRE(driver.destroy_pages(handle).ok());

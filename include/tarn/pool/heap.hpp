@@ -318,7 +318,7 @@ class heap {
     if (is_asleep()) return;
     hot_lock held(hot_);
     may_release const releasing(held);
-    if (!space_.window.is_step_over() || !uses_pages()) return;
+    if (!space_.window.is_step_over()) return;  // another thread has ended it
     std::size_t const peak = space_.window.peak();
     bool const fell = space_.window.end_step(space_.reserved_of(common, counters_.reserved),
                                              space_.live_bytes, space_.live_peak);
