@@ -66,6 +66,10 @@ class OutOfDate(Exception):
     pass
 
 
+class DoesNotCompile(SystemExit):
+    """A finder that no bug prevents from compiling. It may need a library, or definitions of a build of its own."""
+
+
 def out_of_date(mutant):
     """Why a bug is out of date, or "": the text that it replaces must be in its header exactly once."""
     for file, old, _ in changes(mutant):
@@ -139,7 +143,7 @@ class Programs:
                 break
             blamed = together.blamed(errors, tree)
             if not blamed:
-                raise SystemExit(f"{finder} does not compile with the planted bugs together:\n{errors[:2000]}")
+                raise DoesNotCompile(f"{finder} does not compile with the planted bugs together:\n{errors[:2000]}")
             with self.lock:
                 if blamed & self.bugs.keys():
                     self.bugs = {n: c for n, c in self.bugs.items() if n not in blamed}
@@ -285,7 +289,10 @@ def found_by(mutant, number, options, reached, programs):
         if finder not in named:
             if number not in programs.put:
                 break
-            programs.build_once(finder)
+            try:
+                programs.build_once(finder)
+            except DoesNotCompile:
+                programs.failing[finder] = "it does not compile here"
         if programs and finder in programs.failing:
             continue
         status, said, *_ = look_for(mutant._replace(finder=finder), number, options, programs)
@@ -326,7 +333,7 @@ def run_random(options):
                 say(f"     - {old}\n     + {new}")
     survived = len(draws) - count["found"] - count["explained"]
     for finder, test in programs.failing.items():
-        say(f"not used, since it fails without a change: {finder}: {test}")
+        say(f"not used, since it fails without a change too: {finder}: {test}")
     say(f"evidence: random_mutants n={len(draws)} {' '.join(f'{k}={v}' for k, v in count.items())} survived={survived} seed={options.seed}")
     return int(20 * survived > len(draws))
 
