@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_f6a12c09
+#define TARN_NAMESPACE tarn::inline v0_2_0_fc0e6a3c
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -2908,6 +2908,14 @@ template <stream_driver Driver>
 [[nodiscard]] bool is_of_any_device(Driver const& driver, stream_ref stream, default_streams which) noexcept {
   return which == default_streams::of_current_device && is_default_stream(stream) &&
          uses_several_devices(driver);
+}
+
+/// What a default stream that may be that of any device is on the device of `there`: itself on its own; on
+/// another one the legacy stream, which is ordered with every blocking stream there.
+/// @param own  the device that its identity names
+template <stream_driver Driver>
+[[nodiscard]] stream_ref default_stream_on(Driver const& there, device_id own, stream_ref stream) noexcept {
+  return there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
 }
 
 /// The identity of the stream that a call names. At most one driver call, and one question for the current
@@ -14025,13 +14033,12 @@ mark_result mark_stream(Driver const& driver, event_handle event, stream_ref str
 }
 
 /// Marks what a default stream refers to where it may be any device's: the default stream of each device in
-/// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
+/// use.
 template <stream_driver Driver>
 mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream) noexcept {
   device_id const own = device_of(driver, stream);
   status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
-    stream_ref const of_there =
-        there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
+    stream_ref const of_there = default_stream_on(there, own, stream);
     bool capturing = false;
     if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
     return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
@@ -25132,10 +25139,29 @@ void order_streams(Driver const& driver_of_after, stream_ref after, Driver const
   if (of_after.device() == of_before.device() && same_stream(after, before)) return;
   detail::must_succeed(of_after, make_wait(of_after, after, of_before, before), where);
 }
-template <stream_driver Driver>
-void order_streams(Driver const& driver, stream_ref after, stream_ref before,
+/// Orders later work on `after` behind the earlier work on a block that is freed on `before`. Both streams
+/// have their identities. Where `before` may be the default stream of any device, it is that of each device
+/// in use. @throws cuda_error
+template <has_driver Resource>
+void order_streams(Resource const& memory, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {
-  order_streams(driver, after, driver, before, where);
+  auto const& driver = memory.driver();
+  if (!is_of_any_device(driver, before, default_streams_of<Resource>()))
+    return order_streams(driver, after, driver, before, where);
+  if (same_stream(after, before)) return;
+  device_id const own = device_of(driver, before);
+  for_each_device_in_use(driver, [&](auto const& there) {
+    order_streams(driver, after, there, default_stream_on(there, own, before), where);
+  });
+}
+/// Changes the stream of an owner to `next`. Later work on that waits, on the device, for what was enqueued
+/// on the old one, if there is a block. @throws misuse, cuda_error  nothing has changed
+template <has_driver Resource>
+void change_stream(Resource const& memory, void const* block, stream_ref& stream, stream_ref next,
+                   source_location where) {
+  next = identified(memory, next, where);
+  if (block != nullptr) order_streams(memory, next, stream, where);
+  stream = next;
 }
 
 }  // namespace detail
@@ -25304,11 +25330,11 @@ class owned_elements {
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
   /// Changes the buffer's stream, which frees the memory. Later work on `stream` waits, on the device, for
-  /// what was enqueued on the old stream. Both streams must exist. @throws cuda_error  nothing has changed
+  /// what was enqueued on the old stream; if that is a default stream and the host can access the memory, on
+  /// the default streams of each device in use. Both streams must exist. @throws cuda_error  nothing has
+  /// changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    stream = identified(memory_, stream, where);
-    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
-    stream_ = stream;
+    detail::change_stream(memory_, data_, stream_, stream, where);
   }
 
   /// Records that work on `stream`, enqueued before the memory is freed, uses it, as
@@ -25553,7 +25579,7 @@ class device_buffer : public owned_elements<T, Resource> {
     device_buffer moved(memory_, count, stream, alignment_);
     moved.size_ = detail::min_of(size_, count);
     if (data_ != nullptr) {
-      detail::order_streams(driver(), moved.stream_, stream_);
+      detail::order_streams(memory_, moved.stream_, stream_);
       tarn::copy(driver(), std::span<T const>(data_, moved.size_), moved.span(), moved.stream_);
       stream_ = moved.stream_;  // so that the old block is released behind the copy
     }
@@ -25746,9 +25772,7 @@ class device_ptr {
   /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was
   /// enqueued on the old stream, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    stream = identified(memory_, stream, where);
-    if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
-    stream_ = stream;
+    detail::change_stream(memory_, block_of(p_), stream_, stream, where);
   }
 
   /// Records that work on `stream`, enqueued before the memory is freed, uses it; see
@@ -26153,8 +26177,9 @@ class growing_buffer {
   /// Changes the buffer's stream: later work on `stream` waits, on the device, for what was enqueued on the
   /// old one. Both exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    if (held_ != 0) detail::order_streams(resource().driver(), stream, this->stream(), where);
-    copied_.set_stream(stream, where);
+    stream_ref now = this->stream();
+    detail::change_stream(resource(), held_ != 0 ? base_ : nullptr, now, stream, where);
+    copied_.set_stream(now, where);
   }
 
   /// Records that work on `stream`, enqueued before the memory is given back, uses it. O(steps)

@@ -659,7 +659,8 @@ class batch_collector {
   using iterator = batch_iterator<batch_collector, batch>;
 
   /// See collect_batches().
-  batch_collector(std::span<T const> from, batch_options const& options, Driver const& driver,
+  template <class Memory>
+  batch_collector(std::span<T const> from, batch_options const& options, Memory const& memory,
                   stream_ref stream, Pinned pinned, source_location where = source_location::current())
       : from_(from),
         capacity_(detail::min_of(detail::batch_capacity(options, sizeof(T)),
@@ -667,7 +668,7 @@ class batch_collector {
         end_((from.size() + capacity_ - 1) / capacity_),
         depth_(detail::min_of(options.depth, end_)),
         slots_(std::move(pinned), depth_, capacity_),
-        lane_(driver, identified(driver, stream, where), depth_ + 1, where) {}
+        lane_(memory.driver(), identified(memory, stream, where), depth_ + 1, where) {}
 
   /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
@@ -735,7 +736,7 @@ template <class T, std::size_t N, class Memory, class Pinned>
                                    source_location where = source_location::current()) {
   return detail::called_from(where, [&] {
     return batch_collector<std::remove_const_t<T>, Pinned, typename Memory::driver_type>(
-        from, options, detail::required(memory, where).driver(), stream, std::move(pinned), where);
+        from, options, detail::required(memory, where), stream, std::move(pinned), where);
   });
 }
 template <class T, std::size_t N, class Memory>
@@ -1414,7 +1415,8 @@ class element_reader {
     return element(buffer, index, buffer.stream(), where);
   }
   /// Returns the element, as it is after the work of `stream` and of the buffer's stream; waits for `stream`,
-  /// which first waits, on the device, for the buffer's stream if that is another one.
+  /// which first waits, on the device, for the buffer's stream if that is another one. A stream without an
+  /// identity is the one that identified(buffer.resource(), stream) returns.
   template <class Resource>
   [[nodiscard]] T element(device_buffer<T, Resource> const& buffer, std::size_t index, stream_ref stream,
                           source_location where = source_location::current()) {
@@ -1422,8 +1424,10 @@ class element_reader {
       message<160> const text("tarn: there is no element ", index, " in a buffer of ", buffer.size());
       throw detail::at(where, length_error(text.view()));
     }
-    auto const& driver = buffer.resource().driver();
-    detail::order_streams(driver, stream, buffer.stream(), where);
+    auto const& memory = buffer.resource();
+    stream = identified(memory, stream, where);
+    detail::order_streams(memory, stream, buffer.stream(), where);
+    auto const& driver = memory.driver();
     try {
       tarn::copy_sync(driver, buffer.span().subspan(index, 1), slots_[0], stream, where);
     } catch (cuda_error const&) {
@@ -1478,7 +1482,8 @@ namespace TARN_NAMESPACE {
 
 /// Whether the last user's stream is already ordered behind what was enqueued on the owner's stream.
 enum class earlier_work {
-  wait_for,       ///< order it: one event if the streams differ
+  wait_for,       ///< order it: one event if the streams differ; one for each device in use if the owner's is
+                  ///< a default stream and the host can access its memory
   is_waited_for,  ///< already ordered, as when the last user waited for the owner's stream: no driver call
 };
 
@@ -1515,14 +1520,17 @@ void free_block_on(Owner& owner, stream_ref stream) noexcept {
 }
 
 /// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one
-/// event.
+/// event, unless it may be the default stream of any device.
 /// @throws cuda_error  some may be ordered, which is harmless
 template <freeable... Owners>
 void order_behind(stream_ref stream, Owners const&... owners) {
   stream_ref last = stream;
-  auto const order = [&](auto const& owner) {
-    if (block_elements(owner) == 0 || same_stream(owner.stream(), last)) return;
-    order_streams(owner.resource().driver(), stream, owner.stream());
+  auto const order = [&]<class Owner>(Owner const& owner) {
+    if (block_elements(owner) == 0) return;
+    constexpr default_streams named = default_streams_of<typename Owner::resource_type>();
+    if (same_stream(owner.stream(), last) && !is_of_any_device(owner.resource().driver(), last, named))
+      return;
+    order_streams(owner.resource(), stream, owner.stream());
     last = owner.stream();
   };
   (order(owners), ...);
@@ -3152,9 +3160,7 @@ class scratch {
   /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old
   /// stream, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    stream = identified(memory_, stream, where);
-    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_, where);
-    stream_ = stream;
+    detail::change_stream(memory_, chunks_.empty() ? nullptr : chunks_[0].p, stream_, stream, where);
   }
 
   /// Returns the bytes handed out, including the gaps between them.

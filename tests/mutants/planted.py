@@ -98,8 +98,8 @@ PLANTED = {
         Mutant(
             "a growing buffer changes its stream without order",
             "raii/growing_buffer.hpp",
-            "if (held_ != 0) detail::order_streams(resource().driver(), stream, this->stream(), where);",
-            "",
+            "detail::change_stream(resource(), held_ != 0 ? base_ : nullptr, now, stream, where);",
+            "now = identified(resource(), stream, where);",
         ),
     ],
     "a block that is extended takes free memory that its stream may use, and all of it is counted": [
@@ -1823,7 +1823,7 @@ PLANTED = {
         Mutant(
             "a buffer grows before the work on it is complete",
             "raii/device_buffer.hpp",
-            "      detail::order_streams(driver(), moved.stream_, stream_);\n",
+            "      detail::order_streams(memory_, moved.stream_, stream_);\n",
             "",
         ),
         Mutant(
@@ -1835,8 +1835,29 @@ PLANTED = {
         Mutant(
             "a buffer changes its stream without ordering",
             "raii/owned_elements.hpp",
-            "    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);\n",
+            "detail::change_stream(memory_, data_, stream_, stream, where);",
+            "stream_ = identified(memory_, stream, where);",
+        ),
+        Mutant(
+            "the default stream of host memory is ordered as that of one device",
+            "raii/stream.hpp",
+            "if (!is_of_any_device(driver, before, default_streams_of<Resource>()))",
+            "if (before.id() != stream_ref::unknown_id)",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
+            "an owner compares handles when its stream is changed",
+            "raii/stream.hpp",
+            "  next = identified(memory, next, where);\n  if (block",
+            "  if (block",
+            finder="tests/raii/growing_buffer.cpp",
+        ),
+        Mutant(
+            "memory of a default stream is freed behind that of its neighbour's device",
+            "transfer/free_on.hpp",
+            " && !is_of_any_device(owner.resource().driver(), last, named)",
             "",
+            finder="tests/raii/other_device.cpp",
         ),
         Mutant(
             "evicted elements are restored to the memory that the buffer was given meanwhile",
@@ -2272,8 +2293,8 @@ PLANTED = {
         Mutant(
             "a scratch changes its stream without a wait",
             "transfer/scratch.hpp",
-            "    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_, where);\n",
-            "",
+            "detail::change_stream(memory_, chunks_.empty() ? nullptr : chunks_[0].p, stream_, stream, where);",
+            "stream_ = identified(memory_, stream, where);",
             finder="tests/transfer/scratch.cpp",
         ),
     ],
@@ -2482,9 +2503,23 @@ PLANTED = {
         Mutant(
             "the stream of the read does not wait for the buffer's",
             "transfer/element_reader.hpp",
-            "    detail::order_streams(driver, stream, buffer.stream(), where);\n",
+            "    detail::order_streams(memory, stream, buffer.stream(), where);\n",
             "",
             finder="tests/transfer/element_reader.cpp",
+        ),
+        Mutant(
+            "a read compares the handles of default streams",
+            "transfer/element_reader.hpp",
+            "    stream = identified(memory, stream, where);\n",
+            "",
+            finder="tests/transfer/element_reader.cpp",
+        ),
+        Mutant(
+            "a default stream of managed memory is collected as that of the memory's device",
+            "transfer/collect_batches.hpp",
+            "identified(memory, stream, where)",
+            "identified(memory.driver(), stream, where)",
+            finder="tests/raii/other_device.cpp",
         ),
         Mutant(
             "the host does not wait for the element",

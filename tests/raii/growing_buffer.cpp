@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -331,7 +332,7 @@ TEST_CASE("growth over elements that another stream still uses waits for it",
   basic_stream<sim_driver> const other(driver);
   growing_buffer<float, decltype(memory)> buffer(memory, 1024 * per_mib, stream, {8_MiB});
   buffer.resize(16 * per_mib);
-  detail::order_streams(driver, stream_ref(other), stream_ref(stream));
+  detail::order_streams(driver, stream_ref(other), driver, stream_ref(stream));
   REQUIRE(driver.launch(other, 1'000'000, {sim_writes(buffer.data() + 8 * per_mib, 8_MiB)}).ok());
   buffer.record_stream(other);
   buffer.resize(8 * per_mib);
@@ -574,4 +575,23 @@ TEST_CASE("a growing buffer appends elements of its own", "[raii][pages][growing
   SECTION("while they move") {
     appends(basic_malloc<sim_driver>(machine.driver(device_id{0})) | pooled{} | poisoned{});
   }
+}
+
+TEST_CASE("growing_buffer set_stream orders the default streams of two threads",
+          "[raii][pages][growing_buffer][stream]") {
+  machine_and_pool t;
+  stream_ref const per_thread = stream_ref::from(reinterpret_cast<void*>(2));
+  machine_and_pool::buffer_type buffer(t.memory, per_mib, per_thread);
+  buffer.resize(4);
+  buffer.fill(std::byte{});
+  REQUIRE(t.memory.driver().synchronize_stream(per_thread).ok());
+  REQUIRE(t.memory.driver().launch(per_thread, 1'000'000'000).ok());
+  buffer.fill(std::byte{1});
+  unsigned read = 0;
+  std::thread([&] {
+    buffer.set_stream(per_thread);
+    float const element = host_copy_of(buffer)[0];
+    std::memcpy(&read, &element, sizeof(read));
+  }).join();
+  CHECK(read == 0x01010101U);
 }

@@ -29,6 +29,7 @@
 #include "tarn/report/stats.hpp"
 #include "tarn/source/sim_sources.hpp"
 #include "tarn/transfer/collect_batches.hpp"
+#include "tarn/transfer/element_reader.hpp"
 #include "tarn/transfer/free_on.hpp"
 #include "tarn/transfer/scratch.hpp"
 #include "tarn/transfer/stream_batches.hpp"
@@ -202,7 +203,7 @@ TEMPLATE_TEST_CASE("pages shared with another device are an ordinary pool's on i
       auto a = make_device_buffer<char>(pool, n, own);
       auto b = make_device_buffer<char>(pool, n, there);
       b.fill(std::byte{1});
-      detail::order_streams(t.first, there, own);
+      detail::order_streams(t.first, there, t.first, own);
       (void)t.other.launch(there, 1'000'000, {sim_reads(a.data(), n)}, [] {});
       a.record_stream(there);
       b.copy_from(a);
@@ -354,6 +355,86 @@ TEMPLATE_TEST_CASE(
   t.read_late(stream_ref{}, r, 8);
   bare.deallocate(stream_ref{}, r, n);
   CHECK(t.good_reads() == 2);
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  CHECK(t.machine.findings().empty());
+}
+
+TEMPLATE_TEST_CASE("host memory moved off a default stream is reused behind that of each device",
+                   "[raii][other_device][stream]", sim_driver, sim_marking_driver) {
+  two_devices<TestType> t;
+  auto memory = basic_managed<TestType>{t.first} | pooled{};
+  basic_stream<TestType> const uses_the_device{t.other};
+  basic_stream<TestType> const own{t.first};
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  auto const use_on_both = [&](char* p) {
+    (void)t.first.synchronize_device();
+    std::memset(p, 7, n);
+    // cudaSetDevice(1), and a kernel on stream 0.
+    REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+    t.read_late(stream_ref{}, p, 7);
+  };
+  SECTION("set_stream of a pinned_buffer") {
+    pinned_buffer<char, decltype(memory)> b(memory, n, elements::uninitialised);
+    use_on_both(b.data());
+    b.set_stream(own);
+  }
+  SECTION("set_stream of a device_ptr") {
+    auto p = make_device<char[]>(memory, n, stream_ref{});
+    use_on_both(p.get());
+    p.set_stream(own);
+  }
+  SECTION("set_stream of a scratch") {
+    scratch<decltype(memory)> work(memory, n);
+    use_on_both(work.template take<char>(n));
+    work.set_stream(own);
+  }
+  SECTION("resize of a device_buffer") {
+    auto b = make_device_buffer<char>(memory, n, stream_ref{});
+    use_on_both(b.data());
+    b.resize(2 * n, own);
+  }
+  SECTION("free_on") {
+    auto b = make_device_buffer<char>(memory, n, stream_ref{});
+    use_on_both(b.data());
+    free_on(std::move(b), own);
+  }
+  SECTION("free_on of several owners, one of memory that only its device uses") {
+    auto a = make_device_buffer<char>(basic_pages<TestType>{t.first} | pooled{}, n, default_stream(t.first));
+    auto b = make_device_buffer<char>(memory, n, stream_ref{});
+    use_on_both(b.data());
+    free_on(own, std::move(a), std::move(b));
+  }
+  for (int i = 0; i < 4; ++i) {
+    void* const q = memory.allocate(own, n);
+    REQUIRE(t.first.launch(own, 10, {sim_writes(q, n)}, [q] { std::memset(q, 9, n); }).ok());
+    (void)t.first.synchronize_stream(own);
+    memory.deallocate(own, q, n);
+  }
+  CHECK(t.good_reads() == 1);
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  CHECK(t.machine.findings().empty());
+}
+
+TEST_CASE("element_reader and collect_batches read host memory behind the current device's default stream",
+          "[raii][other_device][stream]") {
+  two_devices<sim_driver> t;
+  auto const memory = basic_managed<sim_driver>{t.first} | pooled{};
+  basic_stream<sim_driver> const own{t.first};
+  basic_stream<sim_driver> const uses_the_device{t.other};
+  auto b = make_device_buffer<char>(memory, n, own);
+  b.zero();
+  own.synchronize();
+  // cudaSetDevice(1), and a kernel on stream 0.
+  REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+  auto const write_late = [&, p = b.data()](int value) {
+    REQUIRE(t.other.launch(stream_ref{}, second, {sim_writes(p, n)}, [=] { std::memset(p, value, n); }).ok());
+  };
+  write_late(7);
+  element_reader<char, basic_pinned<sim_driver>> reader{basic_pinned<sim_driver>{t.first}};
+  CHECK(reader.element(b, 0, stream_ref{}) == 7);
+  write_late(8);
+  for (auto batch : collect_batches(b, {}, stream_ref{})) CHECK(batch[0] == 8);
+  CHECK(t.good_reads() == 0);
   REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
   CHECK(t.machine.findings().empty());
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -56,6 +57,22 @@ TEST_CASE("element_reader orders another stream behind the buffer's", "[transfer
     CHECK(machine.findings().empty());
     CHECK(machine.leaks().total() == 0);
   }
+}
+
+TEST_CASE("element_reader orders the default streams of two threads", "[transfer][element_reader][stream]") {
+  sim_machine const machine;
+  stream_ref const per_thread = stream_ref::from(reinterpret_cast<void*>(2));
+  auto buffer = make_device_buffer<int>(sim_pages{machine.driver()} | pooled{}, 4, per_thread);
+  buffer.zero();
+  REQUIRE(machine.driver().synchronize_stream(per_thread).ok());
+  REQUIRE(machine.driver().launch(per_thread, 1'000'000'000).ok());
+  buffer.fill(std::byte{1});
+  int read = 0;
+  std::thread([&] {
+    element_reader<int, sim_pinned_host> reader(sim_pinned_host{machine.driver()});
+    read = reader.element(buffer, 0, per_thread);
+  }).join();
+  CHECK(read == 0x01010101);
 }
 
 TEST_CASE("element_reader makes two driver calls for a read and allocates nothing",

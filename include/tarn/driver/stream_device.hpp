@@ -245,6 +245,14 @@ template <stream_driver Driver>
          uses_several_devices(driver);
 }
 
+/// What a default stream that may be that of any device is on the device of `there`: itself on its own; on
+/// another one the legacy stream, which is ordered with every blocking stream there.
+/// @param own  the device that its identity names
+template <stream_driver Driver>
+[[nodiscard]] stream_ref default_stream_on(Driver const& there, device_id own, stream_ref stream) noexcept {
+  return there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
+}
+
 /// The identity of the stream that a call names. At most one driver call, and one question for the current
 /// device.
 template <default_streams Which, stream_driver Driver>

@@ -187,7 +187,7 @@ class device_buffer : public owned_elements<T, Resource> {
     device_buffer moved(memory_, count, stream, alignment_);
     moved.size_ = detail::min_of(size_, count);
     if (data_ != nullptr) {
-      detail::order_streams(driver(), moved.stream_, stream_);
+      detail::order_streams(memory_, moved.stream_, stream_);
       tarn::copy(driver(), std::span<T const>(data_, moved.size_), moved.span(), moved.stream_);
       stream_ = moved.stream_;  // so that the old block is released behind the copy
     }

@@ -106,9 +106,7 @@ class device_ptr {
   /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was
   /// enqueued on the old stream, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    stream = identified(memory_, stream, where);
-    if (p_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
-    stream_ = stream;
+    detail::change_stream(memory_, block_of(p_), stream_, stream, where);
   }
 
   /// Records that work on `stream`, enqueued before the memory is freed, uses it; see

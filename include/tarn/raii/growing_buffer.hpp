@@ -184,8 +184,9 @@ class growing_buffer {
   /// Changes the buffer's stream: later work on `stream` waits, on the device, for what was enqueued on the
   /// old one. Both exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    if (held_ != 0) detail::order_streams(resource().driver(), stream, this->stream(), where);
-    copied_.set_stream(stream, where);
+    stream_ref now = this->stream();
+    detail::change_stream(resource(), held_ != 0 ? base_ : nullptr, now, stream, where);
+    copied_.set_stream(now, where);
   }
 
   /// Records that work on `stream`, enqueued before the memory is given back, uses it. O(steps)

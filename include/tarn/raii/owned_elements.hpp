@@ -38,11 +38,11 @@ class owned_elements {
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
   /// Changes the buffer's stream, which frees the memory. Later work on `stream` waits, on the device, for
-  /// what was enqueued on the old stream. Both streams must exist. @throws cuda_error  nothing has changed
+  /// what was enqueued on the old stream; if that is a default stream and the host can access the memory, on
+  /// the default streams of each device in use. Both streams must exist. @throws cuda_error  nothing has
+  /// changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    stream = identified(memory_, stream, where);
-    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
-    stream_ = stream;
+    detail::change_stream(memory_, data_, stream_, stream, where);
   }
 
   /// Records that work on `stream`, enqueued before the memory is freed, uses it, as

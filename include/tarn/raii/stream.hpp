@@ -188,10 +188,29 @@ void order_streams(Driver const& driver_of_after, stream_ref after, Driver const
   if (of_after.device() == of_before.device() && same_stream(after, before)) return;
   detail::must_succeed(of_after, make_wait(of_after, after, of_before, before), where);
 }
-template <stream_driver Driver>
-void order_streams(Driver const& driver, stream_ref after, stream_ref before,
+/// Orders later work on `after` behind the earlier work on a block that is freed on `before`. Both streams
+/// have their identities. Where `before` may be the default stream of any device, it is that of each device
+/// in use. @throws cuda_error
+template <has_driver Resource>
+void order_streams(Resource const& memory, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {
-  order_streams(driver, after, driver, before, where);
+  auto const& driver = memory.driver();
+  if (!is_of_any_device(driver, before, default_streams_of<Resource>()))
+    return order_streams(driver, after, driver, before, where);
+  if (same_stream(after, before)) return;
+  device_id const own = device_of(driver, before);
+  for_each_device_in_use(driver, [&](auto const& there) {
+    order_streams(driver, after, there, default_stream_on(there, own, before), where);
+  });
+}
+/// Changes the stream of an owner to `next`. Later work on that waits, on the device, for what was enqueued
+/// on the old one, if there is a block. @throws misuse, cuda_error  nothing has changed
+template <has_driver Resource>
+void change_stream(Resource const& memory, void const* block, stream_ref& stream, stream_ref next,
+                   source_location where) {
+  next = identified(memory, next, where);
+  if (block != nullptr) order_streams(memory, next, stream, where);
+  stream = next;
 }
 
 }  // namespace detail

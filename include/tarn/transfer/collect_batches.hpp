@@ -34,7 +34,8 @@ class batch_collector {
   using iterator = batch_iterator<batch_collector, batch>;
 
   /// See collect_batches().
-  batch_collector(std::span<T const> from, batch_options const& options, Driver const& driver,
+  template <class Memory>
+  batch_collector(std::span<T const> from, batch_options const& options, Memory const& memory,
                   stream_ref stream, Pinned pinned, source_location where = source_location::current())
       : from_(from),
         capacity_(detail::min_of(detail::batch_capacity(options, sizeof(T)),
@@ -42,7 +43,7 @@ class batch_collector {
         end_((from.size() + capacity_ - 1) / capacity_),
         depth_(detail::min_of(options.depth, end_)),
         slots_(std::move(pinned), depth_, capacity_),
-        lane_(driver, identified(driver, stream, where), depth_ + 1, where) {}
+        lane_(memory.driver(), identified(memory, stream, where), depth_ + 1, where) {}
 
   /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
@@ -110,7 +111,7 @@ template <class T, std::size_t N, class Memory, class Pinned>
                                    source_location where = source_location::current()) {
   return detail::called_from(where, [&] {
     return batch_collector<std::remove_const_t<T>, Pinned, typename Memory::driver_type>(
-        from, options, detail::required(memory, where).driver(), stream, std::move(pinned), where);
+        from, options, detail::required(memory, where), stream, std::move(pinned), where);
   });
 }
 template <class T, std::size_t N, class Memory>

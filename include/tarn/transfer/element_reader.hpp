@@ -42,7 +42,8 @@ class element_reader {
     return element(buffer, index, buffer.stream(), where);
   }
   /// Returns the element, as it is after the work of `stream` and of the buffer's stream; waits for `stream`,
-  /// which first waits, on the device, for the buffer's stream if that is another one.
+  /// which first waits, on the device, for the buffer's stream if that is another one. A stream without an
+  /// identity is the one that identified(buffer.resource(), stream) returns.
   template <class Resource>
   [[nodiscard]] T element(device_buffer<T, Resource> const& buffer, std::size_t index, stream_ref stream,
                           source_location where = source_location::current()) {
@@ -50,8 +51,10 @@ class element_reader {
       message<160> const text("tarn: there is no element ", index, " in a buffer of ", buffer.size());
       throw detail::at(where, length_error(text.view()));
     }
-    auto const& driver = buffer.resource().driver();
-    detail::order_streams(driver, stream, buffer.stream(), where);
+    auto const& memory = buffer.resource();
+    stream = identified(memory, stream, where);
+    detail::order_streams(memory, stream, buffer.stream(), where);
+    auto const& driver = memory.driver();
     try {
       tarn::copy_sync(driver, buffer.span().subspan(index, 1), slots_[0], stream, where);
     } catch (cuda_error const&) {

@@ -25,7 +25,8 @@ namespace TARN_NAMESPACE {
 
 /// Whether the last user's stream is already ordered behind what was enqueued on the owner's stream.
 enum class earlier_work {
-  wait_for,       ///< order it: one event if the streams differ
+  wait_for,       ///< order it: one event if the streams differ; one for each device in use if the owner's is
+                  ///< a default stream and the host can access its memory
   is_waited_for,  ///< already ordered, as when the last user waited for the owner's stream: no driver call
 };
 
@@ -62,14 +63,17 @@ void free_block_on(Owner& owner, stream_ref stream) noexcept {
 }
 
 /// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one
-/// event.
+/// event, unless it may be the default stream of any device.
 /// @throws cuda_error  some may be ordered, which is harmless
 template <freeable... Owners>
 void order_behind(stream_ref stream, Owners const&... owners) {
   stream_ref last = stream;
-  auto const order = [&](auto const& owner) {
-    if (block_elements(owner) == 0 || same_stream(owner.stream(), last)) return;
-    order_streams(owner.resource().driver(), stream, owner.stream());
+  auto const order = [&]<class Owner>(Owner const& owner) {
+    if (block_elements(owner) == 0) return;
+    constexpr default_streams named = default_streams_of<typename Owner::resource_type>();
+    if (same_stream(owner.stream(), last) && !is_of_any_device(owner.resource().driver(), last, named))
+      return;
+    order_streams(owner.resource(), stream, owner.stream());
     last = owner.stream();
   };
   (order(owners), ...);

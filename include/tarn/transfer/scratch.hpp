@@ -115,9 +115,7 @@ class scratch {
   /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old
   /// stream, which must still exist. @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    stream = identified(memory_, stream, where);
-    if (!chunks_.empty()) detail::order_streams(memory_.driver(), stream, stream_, where);
-    stream_ = stream;
+    detail::change_stream(memory_, chunks_.empty() ? nullptr : chunks_[0].p, stream_, stream, where);
   }
 
   /// Returns the bytes handed out, including the gaps between them.

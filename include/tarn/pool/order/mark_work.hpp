@@ -40,13 +40,12 @@ mark_result mark_stream(Driver const& driver, event_handle event, stream_ref str
 }
 
 /// Marks what a default stream refers to where it may be any device's: the default stream of each device in
-/// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
+/// use.
 template <stream_driver Driver>
 mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream) noexcept {
   device_id const own = device_of(driver, stream);
   status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
-    stream_ref const of_there =
-        there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
+    stream_ref const of_there = default_stream_on(there, own, stream);
     bool capturing = false;
     if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
     return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
