@@ -1621,7 +1621,8 @@ class evict_scope {
   /// @throws cuda_error     nothing has changed
   evict_scope(Pinned pinned, detail::stream_at stream, Buffers&... buffers)
       : pinned_(std::move(pinned)),
-        slots_(slot<Buffers>{&buffers, buffers.resource(), nullptr, 0}...),
+        slots_(slot<Buffers>{&buffers, buffers.resource(), buffers.stream(), buffers.alignment(), nullptr,
+                             0}...),
         stream_(identified(detail::required(std::get<0>(slots_).memory, stream.where), stream.stream,
                            stream.where)) {
     detail::called_from(stream.where, [&] { evict(buffers...); });
@@ -1688,7 +1689,10 @@ class evict_scope {
     using buffer_type = Buffer;
     using element = typename Buffer::value_type;
     Buffer* buffer;
-    typename Buffer::resource_type memory;  ///< of the elements; the buffer may be given another one
+    // Of the elements; the buffer may be given others.
+    typename Buffer::resource_type memory;
+    stream_ref stream;
+    std::size_t alignment;
     void* host;
     std::size_t count;
     [[nodiscard]] element* data() const noexcept { return static_cast<element*>(host); }
@@ -1738,7 +1742,7 @@ class evict_scope {
   /// capturing stream would make the scope's stream part of that capture.
   void refuse_capture() const {
     refuse_capture_of(stream_);
-    each([&](auto const& s) { refuse_capture_of(s.buffer->stream()); });
+    each([&](auto const& s) { refuse_capture_of(s.stream); });
   }
   void refuse_capture_of(stream_ref stream) const {
     bool capturing = false;
@@ -1776,14 +1780,14 @@ class evict_scope {
   template <class Slot>
   [[nodiscard]] auto block_for(Slot const& s) const {
     using buffer_type = typename Slot::buffer_type;
-    if (s.host == nullptr) return buffer_type(s.memory, stream_, s.buffer->alignment());
-    return buffer_type(s.memory, s.count, stream_, s.buffer->alignment());
+    if (s.host == nullptr) return buffer_type(s.memory, stream_, s.alignment);
+    return buffer_type(s.memory, s.count, stream_, s.alignment);
   }
   template <class Slot, class Buffer>
   void copy_in(Slot const& s, Buffer& b) {
     if (s.host == nullptr) return;
     b.copy_from(std::span<typename Slot::element const>(s.data(), s.count));
-    b.set_stream(s.buffer->stream());
+    b.set_stream(s.stream);
   }
   template <class Slot, class Buffer>
   void put_back(Slot& s, Buffer& b) noexcept {

@@ -1862,14 +1862,21 @@ PLANTED = {
         Mutant(
             "evicted elements are restored to the memory that the buffer was given meanwhile",
             "transfer/evict_scope.hpp",
-            "    return buffer_type(s.memory, s.count, stream_, s.buffer->alignment());\n",
-            "    return buffer_type(s.buffer->resource(), s.count, stream_, s.buffer->alignment());\n",
+            "    return buffer_type(s.memory, s.count, stream_, s.alignment);\n",
+            "    return buffer_type(s.buffer->resource(), s.count, stream_, s.alignment);\n",
+            finder="tests/transfer/evict_scope.cpp",
+        ),
+        Mutant(
+            "evicted elements are restored on the stream that the buffer was given meanwhile",
+            "transfer/evict_scope.hpp",
+            "b.set_stream(s.stream);",
+            "b.set_stream(s.buffer->stream());",
             finder="tests/transfer/evict_scope.cpp",
         ),
         Mutant(
             "a scope allocates from the resource that a buffer does not have",
             "transfer/evict_scope.hpp",
-            "    if (s.host == nullptr) return buffer_type(s.memory, stream_, s.buffer->alignment());\n",
+            "    if (s.host == nullptr) return buffer_type(s.memory, stream_, s.alignment);\n",
             "",
             finder="tests/transfer/evict_scope.cpp",
         ),
@@ -2279,7 +2286,7 @@ PLANTED = {
         Mutant(
             "evicted elements are restored without ordering the buffer's stream",
             "transfer/evict_scope.hpp",
-            "    b.set_stream(s.buffer->stream());\n",
+            "    b.set_stream(s.stream);\n",
             "",
             finder="tests/transfer/evict_scope.cpp",
         ),

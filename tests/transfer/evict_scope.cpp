@@ -515,6 +515,23 @@ TEST_CASE("evict_scope restores elements to their own resource, whatever a buffe
   CHECK(t.machine.findings().empty());
 }
 
+TEST_CASE("evict_scope restores stream and alignment, whatever a buffer is given meanwhile",
+          "[raii][evict_scope]") {
+  small_world t{sim_machine{small_world::tight()}};
+  device_buffer<int, small_world::memory_type> aligned(t.memory, std::span<int const>(t.words), t.a, 4096);
+  {
+    evict_scope const evicted{t.pinned, t.s, aligned, t.second};
+    aligned = make_device_buffer<int>(t.memory, 10, t.b);
+    t.second.set_stream(t.s);
+  }
+  CHECK(aligned.alignment() == 4096);
+  CHECK(aligned.stream().id() == t.a.ref().id());
+  CHECK(t.second.stream().id() == t.b.ref().id());
+  CHECK(elements_of<int>(aligned) == t.words);
+  CHECK(elements_of<short>(t.second) == t.halves);
+  CHECK(t.machine.findings().empty());
+}
+
 TEST_CASE("evict_scope leaves a buffer without a resource as it is, and refuses it as the first one",
           "[raii][evict_scope]") {
   small_world t{sim_machine{small_world::tight()}};
