@@ -89,6 +89,17 @@ TEST_CASE("retire deallocates the whole capacity of a buffer", "[raii][free_on]"
   CHECK(memory.balanced());
 }
 
+TEST_CASE("retire frees elements that are const", "[raii][free_on]") {
+  sim_machine const machine;
+  sim_pool const memory{sim_pages{machine.driver()}};
+  basic_stream const stream(machine.driver());
+  device_ptr<float const, sim_pool> one = make_device<float>(memory, stream);
+  device_ptr<float const[], sim_pool> several(memory, make_device<float[]>(memory, 9, stream).release(), 9,
+                                              stream);
+  free_on(stream, std::move(one), std::move(several));
+  CHECK(memory->statistics().requested_bytes[0].current == 0);
+}
+
 TEST_CASE("retire releases nothing if a stream cannot be made to wait", "[raii][free_on]") {
   tarn_test::fail_each_step(
       [](kept_memory const& m) {

@@ -59,7 +59,9 @@ void free_block_on(Owner& owner, stream_ref stream) noexcept {
   auto* const p = owner.release();
   if (p == nullptr) return;
   typename Owner::resource_type memory = owner.resource();
-  free_block(memory, stream, p, count * sizeof(*p), owner.alignment());
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the memory is not written
+  auto* const block = const_cast<void*>(static_cast<void const*>(p));
+  free_block(memory, stream, block, count * sizeof(*p), owner.alignment());
 }
 
 /// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one
