@@ -479,6 +479,17 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
   }
   return options.batch_bytes / element_bytes;
 }
+/// Returns the number of slots for so many batches. @throws bad_batch  they exceed the largest request
+[[nodiscard]] inline std::size_t batch_depth(batch_options const& options, std::size_t batches,
+                                             std::size_t bytes_of_slot) {
+  std::size_t const depth = min_of(options.depth, batches);
+  if (depth > max_request_bytes / bytes_of_slot) {
+    message<160> const text("batch_options::depth is ", options.depth,
+                            "; so many batches exceed the largest request; check the number for overflow");
+    throw bad_batch(text.view());
+  }
+  return depth;
+}
 
 }  // namespace detail
 
@@ -529,9 +540,18 @@ class copy_stream {
   /// @param user  the stream of the other work, of any device; must not be capturing
   /// @param where  the user's call, which errors name
   /// @throws misuse  `user` is being captured; cuda_error
-  copy_stream(Driver const& driver, stream_ref user, std::size_t events, source_location where)
-      : copy_stream(driver, user, where) {
-    while (events_.size() < events) must_succeed(driver_.create_event(events_.emplace_back(nullptr)));
+  copy_stream(Driver const& driver, stream_ref user, source_location where)
+      : driver_(driver),
+        user_(user),
+        stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
+        where_(where) {
+    bool capturing = false;
+    must_succeed(driver_.is_capturing(user_, capturing));
+    if (capturing) {
+      throw at(where, misuse(misuse_kind::capture, nullptr,
+                             "batches cannot be copied on a stream that is being captured; copy before or "
+                             "after the capture"));
+    }
   }
   copy_stream& operator=(copy_stream&&) = delete;
   ~copy_stream() {
@@ -542,6 +562,11 @@ class copy_stream {
   }
 
   [[nodiscard]] stream_ref user() const noexcept { return user_; }
+
+  /// Creates the events with numbers below `count`.
+  void make_events(std::size_t count) {
+    while (events_.size() < count) must_succeed(driver_.create_event(events_.emplace_back(nullptr)));
+  }
 
   void copy(void* to, void const* from, std::size_t bytes) {
     must_succeed(driver_.copy(stream_, to, from, bytes));
@@ -571,19 +596,6 @@ class copy_stream {
   }
 
  private:
-  copy_stream(Driver const& driver, stream_ref user, source_location where)
-      : driver_(driver),
-        user_(user),
-        stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
-        where_(where) {
-    bool capturing = false;
-    must_succeed(driver_.is_capturing(user_, capturing));
-    if (capturing) {
-      throw at(where, misuse(misuse_kind::capture, nullptr,
-                             "batches cannot be copied on a stream that is being captured; copy before or "
-                             "after the capture"));
-    }
-  }
   void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value, where_);
   }
@@ -666,9 +678,11 @@ class batch_collector {
         capacity_(detail::min_of(detail::batch_capacity(options, sizeof(T)),
                                  detail::max_of(from.size(), std::size_t{1}))),
         end_((from.size() + capacity_ - 1) / capacity_),
-        depth_(detail::min_of(options.depth, end_)),
+        depth_(detail::batch_depth(options, end_, capacity_ * sizeof(T))),
         slots_(std::move(pinned), depth_, capacity_),
-        lane_(memory.driver(), identified(memory, stream, where), depth_ + 1, where) {}
+        lane_(memory.driver(), identified(memory, stream, where), where) {
+    lane_.make_events(depth_ + 1);
+  }
 
   /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
@@ -3632,12 +3646,13 @@ class batch_stream {
       : source_(std::move(source)),
         capacity_(capacity_for(source_.size(), detail::batch_capacity(options, sizeof(value_type)))),
         end_(batches_of(source_.size(), capacity_)),
-        depth_(detail::min_of(options.depth, end_)),
+        depth_(detail::batch_depth(options, end_, capacity_ * sizeof(value_type))),
         threads_wanted_(threads_for(options)),
         host_depth_(detail::min_of(host_depth_for(depth_, threads_wanted_), end_)),
-        lane_(memory.driver(), identified(memory, stream, where), host_depth_ + depth_ + 1, where) {
+        lane_(memory.driver(), identified(memory, stream, where), where) {
     device_.reserve(depth_);
     while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user(), where);
+    lane_.make_events(host_depth_ + depth_ + 1);
     sizes_.resize(depth_);
     if constexpr (Source::is_staged) {
       if (depth_ != 0) stage(std::move(pinned));

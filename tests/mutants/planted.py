@@ -2263,6 +2263,13 @@ PLANTED = {
             finder="tests/transfer/stream_batches.cpp",
         ),
         Mutant(
+            "the number of slots for a generator wraps",
+            "transfer/batch_options.hpp",
+            "if (depth > max_request_bytes / bytes_of_slot) {",
+            "if (depth > max_request_bytes && depth != batches) {",
+            finder="tests/transfer/stream_batches.cpp",
+        ),
+        Mutant(
             "a pinned slot is free once its copy is enqueued",
             "transfer/stream_batches.hpp",
             "return index < host_depth_ || lane_.is_past(copied(index));",

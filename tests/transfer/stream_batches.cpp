@@ -338,6 +338,15 @@ TEST_CASE("stream_batches refuses invalid options and reports what to change", "
       stream_batches(generate<int>([](std::span<int>, std::size_t) { return std::size_t{0}; }),
                      {.batch_bytes = max_request_bytes, .depth = 1}, b.memory(), stream, b.pinned()),
       out_of_memory);
+  // The number of batches of a generator is unknown, so nothing else bounds the slots.
+  auto const slots = [&](std::size_t depth) {
+    (void)stream_batches(generate<int>([](std::span<int>, std::size_t) { return std::size_t{0}; }),
+                         {.batch_bytes = 1_MiB, .depth = depth}, b.memory(), stream, b.pinned());
+  };
+  b.machine().reset_calls();
+  CHECK_THROWS_AS(slots(~std::size_t{0}), bad_batch);
+  CHECK_THROWS_AS(slots(1'000'000), out_of_memory);
+  CHECK(b.machine().calls()[driver_call::create_event] == 0);
   CHECK(b.machine().leaks().streams == 1);
   REQUIRE(b.machine().begin_capture(stream).ok());
   CHECK_THROWS_AS(stream_batches(all, {}, b.memory(), stream, b.pinned()), misuse);

@@ -12,6 +12,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/min_max.hpp"
 
 namespace TARN_NAMESPACE {
 
@@ -95,6 +96,17 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
     throw bad_batch(text.view());
   }
   return options.batch_bytes / element_bytes;
+}
+/// Returns the number of slots for so many batches. @throws bad_batch  they exceed the largest request
+[[nodiscard]] inline std::size_t batch_depth(batch_options const& options, std::size_t batches,
+                                             std::size_t bytes_of_slot) {
+  std::size_t const depth = min_of(options.depth, batches);
+  if (depth > max_request_bytes / bytes_of_slot) {
+    message<160> const text("batch_options::depth is ", options.depth,
+                            "; so many batches exceed the largest request; check the number for overflow");
+    throw bad_batch(text.view());
+  }
+  return depth;
 }
 
 }  // namespace detail

@@ -41,9 +41,11 @@ class batch_collector {
         capacity_(detail::min_of(detail::batch_capacity(options, sizeof(T)),
                                  detail::max_of(from.size(), std::size_t{1}))),
         end_((from.size() + capacity_ - 1) / capacity_),
-        depth_(detail::min_of(options.depth, end_)),
+        depth_(detail::batch_depth(options, end_, capacity_ * sizeof(T))),
         slots_(std::move(pinned), depth_, capacity_),
-        lane_(memory.driver(), identified(memory, stream, where), depth_ + 1, where) {}
+        lane_(memory.driver(), identified(memory, stream, where), where) {
+    lane_.make_events(depth_ + 1);
+  }
 
   /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {

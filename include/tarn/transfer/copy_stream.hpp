@@ -23,9 +23,18 @@ class copy_stream {
   /// @param user  the stream of the other work, of any device; must not be capturing
   /// @param where  the user's call, which errors name
   /// @throws misuse  `user` is being captured; cuda_error
-  copy_stream(Driver const& driver, stream_ref user, std::size_t events, source_location where)
-      : copy_stream(driver, user, where) {
-    while (events_.size() < events) must_succeed(driver_.create_event(events_.emplace_back(nullptr)));
+  copy_stream(Driver const& driver, stream_ref user, source_location where)
+      : driver_(driver),
+        user_(user),
+        stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
+        where_(where) {
+    bool capturing = false;
+    must_succeed(driver_.is_capturing(user_, capturing));
+    if (capturing) {
+      throw at(where, misuse(misuse_kind::capture, nullptr,
+                             "batches cannot be copied on a stream that is being captured; copy before or "
+                             "after the capture"));
+    }
   }
   copy_stream& operator=(copy_stream&&) = delete;
   ~copy_stream() {
@@ -36,6 +45,11 @@ class copy_stream {
   }
 
   [[nodiscard]] stream_ref user() const noexcept { return user_; }
+
+  /// Creates the events with numbers below `count`.
+  void make_events(std::size_t count) {
+    while (events_.size() < count) must_succeed(driver_.create_event(events_.emplace_back(nullptr)));
+  }
 
   void copy(void* to, void const* from, std::size_t bytes) {
     must_succeed(driver_.copy(stream_, to, from, bytes));
@@ -65,19 +79,6 @@ class copy_stream {
   }
 
  private:
-  copy_stream(Driver const& driver, stream_ref user, source_location where)
-      : driver_(driver),
-        user_(user),
-        stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
-        where_(where) {
-    bool capturing = false;
-    must_succeed(driver_.is_capturing(user_, capturing));
-    if (capturing) {
-      throw at(where, misuse(misuse_kind::capture, nullptr,
-                             "batches cannot be copied on a stream that is being captured; copy before or "
-                             "after the capture"));
-    }
-  }
   void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value, where_);
   }

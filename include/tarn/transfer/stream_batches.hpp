@@ -51,12 +51,13 @@ class batch_stream {
       : source_(std::move(source)),
         capacity_(capacity_for(source_.size(), detail::batch_capacity(options, sizeof(value_type)))),
         end_(batches_of(source_.size(), capacity_)),
-        depth_(detail::min_of(options.depth, end_)),
+        depth_(detail::batch_depth(options, end_, capacity_ * sizeof(value_type))),
         threads_wanted_(threads_for(options)),
         host_depth_(detail::min_of(host_depth_for(depth_, threads_wanted_), end_)),
-        lane_(memory.driver(), identified(memory, stream, where), host_depth_ + depth_ + 1, where) {
+        lane_(memory.driver(), identified(memory, stream, where), where) {
     device_.reserve(depth_);
     while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user(), where);
+    lane_.make_events(host_depth_ + depth_ + 1);
     sizes_.resize(depth_);
     if constexpr (Source::is_staged) {
       if (depth_ != 0) stage(std::move(pinned));
