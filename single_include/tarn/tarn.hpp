@@ -25628,9 +25628,9 @@ namespace TARN_NAMESPACE {
 
 /// Makes a device the calling thread's current one and restores the previous one at the end. For the caller's
 /// own kernel launches: tarn itself works with any current device. If the device is already current, the cost
-/// is one query. Guards of a thread may end in any order: while any is alive, the device of the innermost one
-/// is current; after the last, the device from before the first. Each guard must end on the thread that
-/// created it.
+/// is one query, and the end restores nothing: code in the scope that sets another device must restore it.
+/// Guards of a thread may end in any order: while any is alive, the device of the innermost one is current;
+/// after the last, the device from before the first. Each guard must end on the thread that created it.
 template <stream_driver Driver>
 class basic_device_guard {
  public:

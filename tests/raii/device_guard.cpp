@@ -22,7 +22,31 @@ device_id current() {
   CHECK(sim_driver::current_device(now).ok());
   return now;
 }
+/// A driver that counts what sets the device or asks for it.
+struct counting_driver : sim_driver {
+  static status current_device(device_id& device) noexcept {
+    ++queries;
+    return sim_driver::current_device(device);
+  }
+  static status set_current_device(device_id device) noexcept {
+    ++changes;
+    return sim_driver::set_current_device(device);
+  }
+  static inline int queries = 0;
+  static inline int changes = 0;
+};
 }  // namespace
+
+TEST_CASE("device_guard of the current device costs one query and restores nothing", "[raii][device_guard]") {
+  {
+    basic_device_guard<counting_driver> const current_one{device_id{0}};
+    CHECK(sim_driver::set_current_device(device_id{1}).ok());
+  }
+  CHECK(current() == device_id{1});
+  CHECK(sim_driver::set_current_device(device_id{0}).ok());
+  CHECK(counting_driver::queries == 1);
+  CHECK(counting_driver::changes == 0);
+}
 
 TEST_CASE("device_guard restores the previous device", "[raii][device_guard]") {
   static_assert(!std::is_copy_constructible_v<guard> && !std::is_move_constructible_v<guard>);
