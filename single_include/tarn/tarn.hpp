@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_b643a989
+#define TARN_NAMESPACE tarn::inline v0_2_0_66cff20c
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3057,6 +3057,14 @@ status wait_past_captures(Driver const& driver) noexcept {
     if (capture_gate::may_be_mine() || !capture_gate::wait_for_captures()) break;
     s = wait_for_all_work(driver);
   }
+  return s;
+}
+/// Waits on the host for the work of a stream that exists and is not captured: running work must not lose its
+/// memory. If the stream cannot be synchronised, waits for all work, as above. Returns the stream's failure.
+template <stream_driver Driver>
+status wait_for_stream(Driver const& driver, stream_ref stream) noexcept {
+  status const s = driver.synchronize_stream(stream);
+  if (!s.ok()) (void)wait_past_captures(driver);
   return s;
 }
 /// Waits on the host for the work of a stream on which a block is freed; it may be destroyed. A default
@@ -17928,7 +17936,7 @@ class page_compact {
   /// After a failure: the new handles are unmapped and destroyed.
   void undo(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
             sequence<std::uintptr_t> const& places, std::uintptr_t temporary) noexcept {
-    if (!source_.driver().synchronize_stream(stream).ok()) (void)wait_past_captures(source_.driver());
+    (void)wait_for_stream(source_.driver(), stream);
     unmap_temporary(parts, temporary);
     for (part const& p : parts) {
       for (std::size_t i = 0; i < p.places; ++i) unmap(places[i] + p.offset, p.bytes);
@@ -25188,8 +25196,8 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
   try {
     (order_streams(others.driver, others.stream, on.driver, on.stream, where), ...);
   } catch (...) {
-    Driver const& driver = on.driver;
-    (void)driver.synchronize_stream(on.stream);  // the memory's next users may not be ordered behind the work
+    (void)wait_for_stream(on.driver,
+                          on.stream);  // the memory's next users may not be ordered behind the work
     throw;
   }
 }

@@ -590,10 +590,7 @@ class copy_stream {
   void synchronize(std::size_t event) { must_succeed(driver_.synchronize_event(events_[event])); }
 
   /// Waits on the host for all copies.
-  void finish() noexcept {
-    // If the stream cannot be synchronised, synchronise the device: a running copy must not lose its memory.
-    if (!driver_.synchronize_stream(stream_).ok()) (void)wait_past_captures(driver_);
-  }
+  void finish() noexcept { (void)wait_for_stream(driver_, stream_); }
 
  private:
   void must_succeed(status const& s) const {
@@ -1445,7 +1442,8 @@ class element_reader {
     try {
       tarn::copy_sync(driver, buffer.span().subspan(index, 1), slots_[0], stream, where);
     } catch (cuda_error const&) {
-      (void)detail::wait_for_all_work(driver);  // the copy may still write, over the element of a later call
+      (void)detail::wait_for_stream(driver,
+                                    stream);  // the copy may still write, over the element of a later call
       throw;
     }
     return slots_[0][0];
@@ -1780,7 +1778,8 @@ class evict_scope {
       });
       detail::must_succeed(driver(), driver().record_event(copied_, stream_));
     } catch (...) {
-      (void)finish();  // the buffers' next users are not ordered behind the running copies
+      (void)detail::wait_for_stream(
+          driver(), stream_);  // the buffers' next users are not ordered behind the running copies
       throw;
     }
   }
@@ -1830,13 +1829,6 @@ class evict_scope {
   }
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
-  }
-  /// Waits on the host for the scope's copies. A capturing stream must not be waited for: in that case
-  /// nothing was brought back, and report_lost() has waited for the copies to the host.
-  [[nodiscard]] bool finish() const noexcept {
-    bool capturing = false;
-    (void)driver().is_capturing(stream_, capturing);
-    return capturing || driver().synchronize_stream(stream_).ok();
   }
   void forget_event() noexcept {
     if (copied_ != nullptr) (void)driver().destroy_event(detail::exchange(copied_, nullptr));
@@ -2774,11 +2766,8 @@ class partitioned_buffer {
   failed_part finish() const noexcept {
     failed_part first;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      driver_type const& driver = this->driver(i);
-      status const s = driver.synchronize_stream(stream(i));
-      if (s.ok()) continue;
-      (void)detail::wait_past_captures(driver);
-      if (first.what.ok()) first = {s, device(i).value};
+      status const s = detail::wait_for_stream(driver(i), stream(i));
+      if (first.what.ok() && !s.ok()) first = {s, device(i).value};
     }
     return first;
   }

@@ -1846,6 +1846,13 @@ PLANTED = {
             finder="tests/raii/other_device.cpp",
         ),
         Mutant(
+            "nothing is waited for where the stream of a copy cannot be synchronised",
+            "driver/all_work.hpp",
+            "  if (!s.ok()) (void)wait_past_captures(driver);\n",
+            "",
+            finder="tests/raii/device_buffer.cpp",
+        ),
+        Mutant(
             "an owner compares handles when its stream is changed",
             "raii/stream.hpp",
             "  next = identified(memory, next, where);\n  if (block",

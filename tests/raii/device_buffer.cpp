@@ -582,9 +582,13 @@ TEST_CASE("device_buffer in pinned memory synchronizes the host if it cannot wai
   auto to =
       make_device_buffer<int>(basic_pinned<faulty_driver>(faulty_driver(machine.driver(device_id{1}), plan)),
                               10, default_stream(machine.driver(device_id{1})));
+  bool const synchronizes = GENERATE(true, false);
+  REQUIRE(machine.driver(device_id{0}).launch(stream_ref{}, 1'000'000'000).ok());
   plan.reset();
   plan.fail(driver_call::wait_event, 2);
+  if (!synchronizes) plan.fail(driver_call::synchronize_stream, 1);
   CHECK_THROWS_AS(to.copy_from(from), cuda_error);
   CHECK(plan.calls(driver_call::synchronize_stream) == 1);
+  CHECK(machine.pending() == 0);  // else the copy may still read memory that has its next user
   CHECK(machine.findings().empty());
 }

@@ -264,9 +264,10 @@ TEST_CASE("evict_scope synchronizes after a failed copy, so that memory still be
   REQUIRE(t.machine.launch(t.s, 1'000'000'000).ok());
   t.driver.plan().reset();
   t.driver.plan().fail(driver_call::copy, 2);
+  if (GENERATE(false, true)) t.driver.plan().fail(driver_call::synchronize_stream, 1);
   CHECK_THROWS_AS((evict_scope{t.pinned, t.s, t.first, t.second}), cuda_error);
-  CHECK(t.intact());
   CHECK(t.machine.pending() == 0);
+  CHECK(t.intact());
 }
 
 TEST_CASE("evict_scope reports lost elements as misuse if there is no when_lost handler",

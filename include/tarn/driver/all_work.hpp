@@ -118,6 +118,14 @@ status wait_past_captures(Driver const& driver) noexcept {
   }
   return s;
 }
+/// Waits on the host for the work of a stream that exists and is not captured: running work must not lose its
+/// memory. If the stream cannot be synchronised, waits for all work, as above. Returns the stream's failure.
+template <stream_driver Driver>
+status wait_for_stream(Driver const& driver, stream_ref stream) noexcept {
+  status const s = driver.synchronize_stream(stream);
+  if (!s.ok()) (void)wait_past_captures(driver);
+  return s;
+}
 /// Waits on the host for the work of a stream on which a block is freed; it may be destroyed. A default
 /// stream of memory that the host can access is that of each device in use. Does not wait while the stream is
 /// captured, and returns a capture's refusal then and where a capture forbids to wait.

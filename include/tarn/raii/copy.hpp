@@ -11,6 +11,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/raii/stream.hpp"
 
@@ -35,8 +36,8 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
   try {
     (order_streams(others.driver, others.stream, on.driver, on.stream, where), ...);
   } catch (...) {
-    Driver const& driver = on.driver;
-    (void)driver.synchronize_stream(on.stream);  // the memory's next users may not be ordered behind the work
+    (void)wait_for_stream(on.driver,
+                          on.stream);  // the memory's next users may not be ordered behind the work
     throw;
   }
 }

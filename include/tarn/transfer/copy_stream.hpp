@@ -73,10 +73,7 @@ class copy_stream {
   void synchronize(std::size_t event) { must_succeed(driver_.synchronize_event(events_[event])); }
 
   /// Waits on the host for all copies.
-  void finish() noexcept {
-    // If the stream cannot be synchronised, synchronise the device: a running copy must not lose its memory.
-    if (!driver_.synchronize_stream(stream_).ok()) (void)wait_past_captures(driver_);
-  }
+  void finish() noexcept { (void)wait_for_stream(driver_, stream_); }
 
  private:
   void must_succeed(status const& s) const {

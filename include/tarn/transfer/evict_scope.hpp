@@ -25,6 +25,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/stream.hpp"
@@ -222,7 +223,8 @@ class evict_scope {
       });
       detail::must_succeed(driver(), driver().record_event(copied_, stream_));
     } catch (...) {
-      (void)finish();  // the buffers' next users are not ordered behind the running copies
+      (void)detail::wait_for_stream(
+          driver(), stream_);  // the buffers' next users are not ordered behind the running copies
       throw;
     }
   }
@@ -272,13 +274,6 @@ class evict_scope {
   }
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
-  }
-  /// Waits on the host for the scope's copies. A capturing stream must not be waited for: in that case
-  /// nothing was brought back, and report_lost() has waited for the copies to the host.
-  [[nodiscard]] bool finish() const noexcept {
-    bool capturing = false;
-    (void)driver().is_capturing(stream_, capturing);
-    return capturing || driver().synchronize_stream(stream_).ok();
   }
   void forget_event() noexcept {
     if (copied_ != nullptr) (void)driver().destroy_event(detail::exchange(copied_, nullptr));

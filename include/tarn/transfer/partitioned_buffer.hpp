@@ -301,11 +301,8 @@ class partitioned_buffer {
   failed_part finish() const noexcept {
     failed_part first;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      driver_type const& driver = this->driver(i);
-      status const s = driver.synchronize_stream(stream(i));
-      if (s.ok()) continue;
-      (void)detail::wait_past_captures(driver);
-      if (first.what.ok()) first = {s, device(i).value};
+      status const s = detail::wait_for_stream(driver(i), stream(i));
+      if (first.what.ok() && !s.ok()) first = {s, device(i).value};
     }
     return first;
   }

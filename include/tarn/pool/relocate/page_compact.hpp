@@ -171,7 +171,7 @@ class page_compact {
   /// After a failure: the new handles are unmapped and destroyed.
   void undo(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
             sequence<std::uintptr_t> const& places, std::uintptr_t temporary) noexcept {
-    if (!source_.driver().synchronize_stream(stream).ok()) (void)wait_past_captures(source_.driver());
+    (void)wait_for_stream(source_.driver(), stream);
     unmap_temporary(parts, temporary);
     for (part const& p : parts) {
       for (std::size_t i = 0; i < p.places; ++i) unmap(places[i] + p.offset, p.bytes);
