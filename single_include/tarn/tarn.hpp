@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_66cff20c
+#define TARN_NAMESPACE tarn::inline v0_2_0_4e22d783
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1570,6 +1570,12 @@ constexpr std::size_t operator""_TiB(unsigned long long n) {
 /// Alignment of every device pointer unless the caller requests more, bytes: the guarantee of cudaMalloc
 /// (CUDA C++ Programming Guide, "Device Memory Accesses": at least 256).
 inline constexpr std::size_t default_alignment = 256;
+
+namespace detail {
+/// Alignment of the elements of an owner, bytes.
+template <class T>
+inline constexpr std::size_t alignment_of = alignof(T) > default_alignment ? alignof(T) : default_alignment;
+}  // namespace detail
 
 /// Largest alignment that every resource must support, bytes; sources of whole pages support more.
 inline constexpr std::size_t max_alignment = 2_MiB;
@@ -25130,6 +25136,15 @@ template <has_driver Resource>
   return identify_and_learn<default_streams_of<Resource>()>(memory.driver(), stream, s);
 }
 
+/// @throws misuse  (capture) with `what_to_do`: the stream is being captured into a graph; cuda_error
+template <stream_driver Driver>
+void refuse_capture(Driver const& driver, stream_ref stream, char const* what_to_do,
+                    source_location where = source_location::current()) {
+  bool capturing = false;
+  must_succeed(driver, driver.is_capturing(stream, capturing), where);
+  if (capturing) throw at(where, misuse(misuse_kind::capture, nullptr, what_to_do));
+}
+
 /// Whether two streams are the same one: by their identities if both are known, else by their handles.
 [[nodiscard]] inline bool same_stream(stream_ref a, stream_ref b) noexcept {
   bool const known = a.id() != stream_ref::unknown_id && b.id() != stream_ref::unknown_id;
@@ -25374,10 +25389,6 @@ class owned_elements {
   }
 
  protected:
-  static constexpr std::size_t least_alignment() noexcept {
-    return detail::max_of(default_alignment, alignof(T));
-  }
-
   owned_elements() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
       : memory_(detail::absent_resource<Resource>()) {}
@@ -25410,7 +25421,7 @@ class owned_elements {
 
   Resource memory_;
   stream_ref stream_;
-  std::size_t alignment_ = least_alignment();
+  std::size_t alignment_ = detail::alignment_of<T>;
   T* data_ = nullptr;
   std::size_t size_ = 0;
   std::size_t capacity_ = 0;
@@ -25448,9 +25459,9 @@ class device_buffer : public owned_elements<T, Resource> {
   = default;
   /// Constructs an empty buffer. @param alignment  of the data, bytes; kept by copies and moves
   explicit device_buffer(Resource memory, stream_ref stream = {},
-                         std::size_t alignment = base::least_alignment(),
+                         std::size_t alignment = detail::alignment_of<T>,
                          source_location where = source_location::current())
-      : base(std::move(memory), stream, detail::max_of(alignment, base::least_alignment()), where) {
+      : base(std::move(memory), stream, detail::max_of(alignment, detail::alignment_of<T>), where) {
     require_alignment(alignment);
   }
   template <std::integral Count>
@@ -25459,7 +25470,7 @@ class device_buffer : public owned_elements<T, Resource> {
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
-                std::size_t alignment = base::least_alignment(), attribution call = attribution::current())
+                std::size_t alignment = detail::alignment_of<T>, attribution call = attribution::current())
       : device_buffer(std::move(memory), stream, alignment, call.where) {
     data_ = take(count, call);
     size_ = capacity_ = count;
@@ -25468,17 +25479,17 @@ class device_buffer : public owned_elements<T, Resource> {
   /// (core/tag). The name belongs to the block: a new block taken by a later resize() gets the name given
   /// there.
   device_buffer(Resource memory, std::size_t count, stream_ref stream, attribution call)
-      : device_buffer(std::move(memory), count, stream, base::least_alignment(), call) {}
+      : device_buffer(std::move(memory), count, stream, detail::alignment_of<T>, call) {}
   /// Constructs a copy of host or device elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
-                std::size_t alignment = base::least_alignment(), attribution call = attribution::current())
+                std::size_t alignment = detail::alignment_of<T>, attribution call = attribution::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, call) {
     copy_from(
         from,
         call.where);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream, attribution call)
-      : device_buffer(std::move(memory), from, stream, base::least_alignment(), call) {}
+      : device_buffer(std::move(memory), from, stream, detail::alignment_of<T>, call) {}
   device_buffer(device_buffer const&) = delete;  // copies are explicit: buffer.clone(stream), or copy_from()
   device_buffer& operator=(device_buffer const&) = delete;
   device_buffer(device_buffer&&) noexcept = default;
@@ -25604,8 +25615,7 @@ template <class T, class Resource>
 [[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::size_t count,
                                                             stream_ref stream,
                                                             attribution call = attribution::current()) {
-  return device_buffer<T, Resource>(std::move(memory), count, stream,
-                                    detail::max_of(default_alignment, alignof(T)), call);
+  return device_buffer<T, Resource>(std::move(memory), count, stream, call);
 }
 /// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned
 /// memory once the stream has completed the copy.
@@ -25614,8 +25624,7 @@ template <class T, class Resource>
 [[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
                                                             stream_ref stream,
                                                             attribution call = attribution::current()) {
-  return device_buffer<T, Resource>(std::move(memory), from, stream,
-                                    detail::max_of(default_alignment, alignof(T)), call);
+  return device_buffer<T, Resource>(std::move(memory), from, stream, call);
 }
 // Explain a call without a stream, or without memory.
 template <class T, class Resource>
@@ -25757,7 +25766,7 @@ class device_ptr {
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
   /// Returns the alignment of the memory, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept {
-    return alignof(element_type) > default_alignment ? alignof(element_type) : default_alignment;
+    return detail::alignment_of<element_type>;
   }
 
   /// Returns the object itself, if the host can access it.
@@ -26068,7 +26077,7 @@ class growing_buffer {
   /// @throws misuse         each block of the pool lies in one handle (handles_per_block::one)
   explicit growing_buffer(Resource memory, std::size_t most, stream_ref stream, growing_options options = {},
                           source_location where = source_location::current())
-      : copied_(std::move(memory), stream, detail::max_of(default_alignment, alignof(T)), where),
+      : copied_(std::move(memory), stream, detail::alignment_of<T>, where),
         most_(most),
         step_(align_up(detail::min_of(options.step, max_request_bytes), detail::growing_grain)) {
     std::size_t const bytes = checked_bytes(most, sizeof(T));
@@ -26462,7 +26471,7 @@ class pinned_buffer : public owned_elements<T, Resource> {
   [[nodiscard]] T& operator[](std::size_t i) noexcept { return data_[i]; }
   [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data_[i]; }
   /// Returns the alignment of the memory, bytes.
-  [[nodiscard]] static constexpr std::size_t alignment() noexcept { return base::least_alignment(); }
+  [[nodiscard]] static constexpr std::size_t alignment() noexcept { return detail::alignment_of<T>; }
 
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
   /// may be running.

@@ -82,11 +82,12 @@ class thrust_allocator {
   /// @throws out_of_memory
   [[nodiscard]] pointer allocate(size_type count) {
     return pointer(static_cast<T*>(detail::called_from<Resource>(detail::unknown_place(), [&] {
-      return memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment());
+      return memory_.allocate(stream_, checked_bytes(count, sizeof(T)), detail::alignment_of<T>);
     })));
   }
   void deallocate(pointer p, size_type count) noexcept {
-    detail::free_block(memory_, stream_, thrust::raw_pointer_cast(p), count * sizeof(T), alignment());
+    detail::free_block(memory_, stream_, thrust::raw_pointer_cast(p), count * sizeof(T),
+                       detail::alignment_of<T>);
   }
 
   [[nodiscard]] TARN_HOST_DEVICE Resource const& resource() const noexcept { return memory_; }
@@ -102,9 +103,6 @@ class thrust_allocator {
   }
 
  private:
-  static constexpr std::size_t alignment() noexcept {
-    return alignof(T) > default_alignment ? alignof(T) : default_alignment;
-  }
   Resource memory_;
   stream_ref stream_;
 };

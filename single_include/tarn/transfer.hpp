@@ -545,13 +545,10 @@ class copy_stream {
         user_(user),
         stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
         where_(where) {
-    bool capturing = false;
-    must_succeed(driver_.is_capturing(user_, capturing));
-    if (capturing) {
-      throw at(where, misuse(misuse_kind::capture, nullptr,
-                             "batches cannot be copied on a stream that is being captured; copy before or "
-                             "after the capture"));
-    }
+    refuse_capture(driver_, user_,
+                   "batches cannot be copied on a stream that is being captured; copy before or after the "
+                   "capture",
+                   where);
   }
   copy_stream& operator=(copy_stream&&) = delete;
   ~copy_stream() {
@@ -630,18 +627,17 @@ class pinned_slots {
       : pinned_slots(std::move(memory), checked_bytes(elements, sizeof(T))) {
     elements_ = elements;
     slots_.reserve(count);
-    while (slots_.size() < count) slots_.push_back(static_cast<T*>(memory_.allocate_sync(bytes_, alignment)));
+    while (slots_.size() < count)
+      slots_.push_back(static_cast<T*>(memory_.allocate_sync(bytes_, alignment_of<T>)));
   }
   pinned_slots& operator=(pinned_slots&&) = delete;
   ~pinned_slots() {
-    for (T* const p : slots_) free_block_sync(memory_, p, bytes_, alignment);
+    for (T* const p : slots_) free_block_sync(memory_, p, bytes_, alignment_of<T>);
   }
 
   [[nodiscard]] std::span<T> operator[](std::size_t slot) const noexcept { return {slots_[slot], elements_}; }
 
  private:
-  static constexpr std::size_t alignment = max_of(default_alignment, alignof(T));
-
   pinned_slots(Pinned memory, std::size_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
 
   Pinned memory_;
@@ -1739,33 +1735,25 @@ class evict_scope {
   void each(F const& f) const {
     std::apply([&](auto const&... s) { (f(s), ...); }, slots_);
   }
-  template <class Slot>
-  [[nodiscard]] static constexpr std::size_t alignment_of(Slot const&) noexcept {
-    return detail::max_of(default_alignment, alignof(typename Slot::element));
-  }
-
   /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any
   /// device.
   [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).memory.driver(); }
   template <class Slot>
   [[nodiscard]] void* host_memory_for(Slot const& s) {
-    return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
+    return pinned_.allocate(stream_, s.buffer->bytes(), detail::alignment_of<typename Slot::element>);
   }
 
   /// A copy captured into a graph would run when the graph is launched, not now; and waiting for a buffer's
   /// capturing stream would make the scope's stream part of that capture.
   void refuse_capture() const {
-    refuse_capture_of(stream_);
-    each([&](auto const& s) { refuse_capture_of(s.stream); });
-  }
-  void refuse_capture_of(stream_ref stream) const {
-    bool capturing = false;
-    detail::must_succeed(driver(), driver().is_capturing(stream, capturing));
-    if (capturing) {
-      throw misuse(misuse_kind::capture, nullptr,
-                   "evict_scope cannot use a stream that is being captured, or buffers of one; begin and end "
-                   "it outside the capture");
-    }
+    auto const refuse = [&](stream_ref stream) {
+      detail::refuse_capture(
+          driver(), stream,
+          "evict_scope cannot use a stream that is being captured, or buffers of one; begin "
+          "and end it outside the capture");
+    };
+    refuse(stream_);
+    each([&](auto const& s) { refuse(s.stream); });
   }
 
   void copy_out() {
@@ -1825,7 +1813,7 @@ class evict_scope {
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
     void* const host = detail::exchange(s.host, nullptr);
-    detail::free_block(pinned_, stream_, host, s.bytes(), alignment_of(s));
+    detail::free_block(pinned_, stream_, host, s.bytes(), detail::alignment_of<typename Slot::element>);
   }
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
@@ -2753,7 +2741,7 @@ class partitioned_buffer {
   struct part_and_stream {
     part_and_stream(Resource memory, std::size_t count, attribution call)
         : stream(detail::called_from(call.where, [&] { return basic_stream<driver_type>(memory.driver()); })),
-          elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), call) {}
+          elements(std::move(memory), count, stream, call) {}
     basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
     part_type elements;
   };
@@ -3137,7 +3125,7 @@ class scratch {
   [[nodiscard]] T* take(std::size_t count, attribution call = attribution::current()) {
     static_assert(std::is_trivially_copyable_v<T>,
                   "tarn: scratch never constructs elements: T must be trivially copyable");
-    constexpr std::size_t alignment = detail::max_of(default_alignment, alignof(T));
+    constexpr std::size_t alignment = detail::alignment_of<T>;
     static_assert(alignment <= max_alignment,
                   "tarn: no resource supports this alignment; align T to max_alignment or less");
     return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment, call));

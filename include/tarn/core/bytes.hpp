@@ -30,6 +30,12 @@ constexpr std::size_t operator""_TiB(unsigned long long n) {
 /// (CUDA C++ Programming Guide, "Device Memory Accesses": at least 256).
 inline constexpr std::size_t default_alignment = 256;
 
+namespace detail {
+/// Alignment of the elements of an owner, bytes.
+template <class T>
+inline constexpr std::size_t alignment_of = alignof(T) > default_alignment ? alignof(T) : default_alignment;
+}  // namespace detail
+
 /// Largest alignment that every resource must support, bytes; sources of whole pages support more.
 inline constexpr std::size_t max_alignment = 2_MiB;
 

@@ -48,9 +48,9 @@ class device_buffer : public owned_elements<T, Resource> {
   = default;
   /// Constructs an empty buffer. @param alignment  of the data, bytes; kept by copies and moves
   explicit device_buffer(Resource memory, stream_ref stream = {},
-                         std::size_t alignment = base::least_alignment(),
+                         std::size_t alignment = detail::alignment_of<T>,
                          source_location where = source_location::current())
-      : base(std::move(memory), stream, detail::max_of(alignment, base::least_alignment()), where) {
+      : base(std::move(memory), stream, detail::max_of(alignment, detail::alignment_of<T>), where) {
     require_alignment(alignment);
   }
   template <std::integral Count>
@@ -59,7 +59,7 @@ class device_buffer : public owned_elements<T, Resource> {
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
-                std::size_t alignment = base::least_alignment(), attribution call = attribution::current())
+                std::size_t alignment = detail::alignment_of<T>, attribution call = attribution::current())
       : device_buffer(std::move(memory), stream, alignment, call.where) {
     data_ = take(count, call);
     size_ = capacity_ = count;
@@ -68,17 +68,17 @@ class device_buffer : public owned_elements<T, Resource> {
   /// (core/tag). The name belongs to the block: a new block taken by a later resize() gets the name given
   /// there.
   device_buffer(Resource memory, std::size_t count, stream_ref stream, attribution call)
-      : device_buffer(std::move(memory), count, stream, base::least_alignment(), call) {}
+      : device_buffer(std::move(memory), count, stream, detail::alignment_of<T>, call) {}
   /// Constructs a copy of host or device elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
-                std::size_t alignment = base::least_alignment(), attribution call = attribution::current())
+                std::size_t alignment = detail::alignment_of<T>, attribution call = attribution::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, call) {
     copy_from(
         from,
         call.where);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream, attribution call)
-      : device_buffer(std::move(memory), from, stream, base::least_alignment(), call) {}
+      : device_buffer(std::move(memory), from, stream, detail::alignment_of<T>, call) {}
   device_buffer(device_buffer const&) = delete;  // copies are explicit: buffer.clone(stream), or copy_from()
   device_buffer& operator=(device_buffer const&) = delete;
   device_buffer(device_buffer&&) noexcept = default;
@@ -204,8 +204,7 @@ template <class T, class Resource>
 [[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::size_t count,
                                                             stream_ref stream,
                                                             attribution call = attribution::current()) {
-  return device_buffer<T, Resource>(std::move(memory), count, stream,
-                                    detail::max_of(default_alignment, alignof(T)), call);
+  return device_buffer<T, Resource>(std::move(memory), count, stream, call);
 }
 /// Constructs a buffer with a copy of host elements. Pageable host memory may be reused at once, pinned
 /// memory once the stream has completed the copy.
@@ -214,8 +213,7 @@ template <class T, class Resource>
 [[nodiscard]] device_buffer<T, Resource> make_device_buffer(Resource memory, std::span<T const> from,
                                                             stream_ref stream,
                                                             attribution call = attribution::current()) {
-  return device_buffer<T, Resource>(std::move(memory), from, stream,
-                                    detail::max_of(default_alignment, alignof(T)), call);
+  return device_buffer<T, Resource>(std::move(memory), from, stream, call);
 }
 // Explain a call without a stream, or without memory.
 template <class T, class Resource>

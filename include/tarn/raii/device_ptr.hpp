@@ -83,7 +83,7 @@ class device_ptr {
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
   /// Returns the alignment of the memory, bytes.
   [[nodiscard]] static constexpr std::size_t alignment() noexcept {
-    return alignof(element_type) > default_alignment ? alignof(element_type) : default_alignment;
+    return detail::alignment_of<element_type>;
   }
 
   /// Returns the object itself, if the host can access it.

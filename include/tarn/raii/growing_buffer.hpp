@@ -67,7 +67,7 @@ class growing_buffer {
   /// @throws misuse         each block of the pool lies in one handle (handles_per_block::one)
   explicit growing_buffer(Resource memory, std::size_t most, stream_ref stream, growing_options options = {},
                           source_location where = source_location::current())
-      : copied_(std::move(memory), stream, detail::max_of(default_alignment, alignof(T)), where),
+      : copied_(std::move(memory), stream, detail::alignment_of<T>, where),
         most_(most),
         step_(align_up(detail::min_of(options.step, max_request_bytes), detail::growing_grain)) {
     std::size_t const bytes = checked_bytes(most, sizeof(T));

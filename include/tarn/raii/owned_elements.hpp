@@ -74,10 +74,6 @@ class owned_elements {
   }
 
  protected:
-  static constexpr std::size_t least_alignment() noexcept {
-    return detail::max_of(default_alignment, alignof(T));
-  }
-
   owned_elements() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
       : memory_(detail::absent_resource<Resource>()) {}
@@ -110,7 +106,7 @@ class owned_elements {
 
   Resource memory_;
   stream_ref stream_;
-  std::size_t alignment_ = least_alignment();
+  std::size_t alignment_ = detail::alignment_of<T>;
   T* data_ = nullptr;
   std::size_t size_ = 0;
   std::size_t capacity_ = 0;

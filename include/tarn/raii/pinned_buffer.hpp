@@ -115,7 +115,7 @@ class pinned_buffer : public owned_elements<T, Resource> {
   [[nodiscard]] T& operator[](std::size_t i) noexcept { return data_[i]; }
   [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data_[i]; }
   /// Returns the alignment of the memory, bytes.
-  [[nodiscard]] static constexpr std::size_t alignment() noexcept { return base::least_alignment(); }
+  [[nodiscard]] static constexpr std::size_t alignment() noexcept { return detail::alignment_of<T>; }
 
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy
   /// may be running.

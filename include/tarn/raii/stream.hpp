@@ -171,6 +171,15 @@ template <has_driver Resource>
   return identify_and_learn<default_streams_of<Resource>()>(memory.driver(), stream, s);
 }
 
+/// @throws misuse  (capture) with `what_to_do`: the stream is being captured into a graph; cuda_error
+template <stream_driver Driver>
+void refuse_capture(Driver const& driver, stream_ref stream, char const* what_to_do,
+                    source_location where = source_location::current()) {
+  bool capturing = false;
+  must_succeed(driver, driver.is_capturing(stream, capturing), where);
+  if (capturing) throw at(where, misuse(misuse_kind::capture, nullptr, what_to_do));
+}
+
 /// Whether two streams are the same one: by their identities if both are known, else by their handles.
 [[nodiscard]] inline bool same_stream(stream_ref a, stream_ref b) noexcept {
   bool const known = a.id() != stream_ref::unknown_id && b.id() != stream_ref::unknown_id;

@@ -28,13 +28,10 @@ class copy_stream {
         user_(user),
         stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
         where_(where) {
-    bool capturing = false;
-    must_succeed(driver_.is_capturing(user_, capturing));
-    if (capturing) {
-      throw at(where, misuse(misuse_kind::capture, nullptr,
-                             "batches cannot be copied on a stream that is being captured; copy before or "
-                             "after the capture"));
-    }
+    refuse_capture(driver_, user_,
+                   "batches cannot be copied on a stream that is being captured; copy before or after the "
+                   "capture",
+                   where);
   }
   copy_stream& operator=(copy_stream&&) = delete;
   ~copy_stream() {

@@ -184,33 +184,25 @@ class evict_scope {
   void each(F const& f) const {
     std::apply([&](auto const&... s) { (f(s), ...); }, slots_);
   }
-  template <class Slot>
-  [[nodiscard]] static constexpr std::size_t alignment_of(Slot const&) noexcept {
-    return detail::max_of(default_alignment, alignof(typename Slot::element));
-  }
-
   /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any
   /// device.
   [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).memory.driver(); }
   template <class Slot>
   [[nodiscard]] void* host_memory_for(Slot const& s) {
-    return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
+    return pinned_.allocate(stream_, s.buffer->bytes(), detail::alignment_of<typename Slot::element>);
   }
 
   /// A copy captured into a graph would run when the graph is launched, not now; and waiting for a buffer's
   /// capturing stream would make the scope's stream part of that capture.
   void refuse_capture() const {
-    refuse_capture_of(stream_);
-    each([&](auto const& s) { refuse_capture_of(s.stream); });
-  }
-  void refuse_capture_of(stream_ref stream) const {
-    bool capturing = false;
-    detail::must_succeed(driver(), driver().is_capturing(stream, capturing));
-    if (capturing) {
-      throw misuse(misuse_kind::capture, nullptr,
-                   "evict_scope cannot use a stream that is being captured, or buffers of one; begin and end "
-                   "it outside the capture");
-    }
+    auto const refuse = [&](stream_ref stream) {
+      detail::refuse_capture(
+          driver(), stream,
+          "evict_scope cannot use a stream that is being captured, or buffers of one; begin "
+          "and end it outside the capture");
+    };
+    refuse(stream_);
+    each([&](auto const& s) { refuse(s.stream); });
   }
 
   void copy_out() {
@@ -270,7 +262,7 @@ class evict_scope {
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
     void* const host = detail::exchange(s.host, nullptr);
-    detail::free_block(pinned_, stream_, host, s.bytes(), alignment_of(s));
+    detail::free_block(pinned_, stream_, host, s.bytes(), detail::alignment_of<typename Slot::element>);
   }
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });

@@ -288,7 +288,7 @@ class partitioned_buffer {
   struct part_and_stream {
     part_and_stream(Resource memory, std::size_t count, attribution call)
         : stream(detail::called_from(call.where, [&] { return basic_stream<driver_type>(memory.driver()); })),
-          elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), call) {}
+          elements(std::move(memory), count, stream, call) {}
     basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
     part_type elements;
   };

@@ -9,7 +9,6 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/layers.hpp"
-#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -29,18 +28,17 @@ class pinned_slots {
       : pinned_slots(std::move(memory), checked_bytes(elements, sizeof(T))) {
     elements_ = elements;
     slots_.reserve(count);
-    while (slots_.size() < count) slots_.push_back(static_cast<T*>(memory_.allocate_sync(bytes_, alignment)));
+    while (slots_.size() < count)
+      slots_.push_back(static_cast<T*>(memory_.allocate_sync(bytes_, alignment_of<T>)));
   }
   pinned_slots& operator=(pinned_slots&&) = delete;
   ~pinned_slots() {
-    for (T* const p : slots_) free_block_sync(memory_, p, bytes_, alignment);
+    for (T* const p : slots_) free_block_sync(memory_, p, bytes_, alignment_of<T>);
   }
 
   [[nodiscard]] std::span<T> operator[](std::size_t slot) const noexcept { return {slots_[slot], elements_}; }
 
  private:
-  static constexpr std::size_t alignment = max_of(default_alignment, alignof(T));
-
   pinned_slots(Pinned memory, std::size_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
 
   Pinned memory_;

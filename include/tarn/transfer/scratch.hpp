@@ -83,7 +83,7 @@ class scratch {
   [[nodiscard]] T* take(std::size_t count, attribution call = attribution::current()) {
     static_assert(std::is_trivially_copyable_v<T>,
                   "tarn: scratch never constructs elements: T must be trivially copyable");
-    constexpr std::size_t alignment = detail::max_of(default_alignment, alignof(T));
+    constexpr std::size_t alignment = detail::alignment_of<T>;
     static_assert(alignment <= max_alignment,
                   "tarn: no resource supports this alignment; align T to max_alignment or less");
     return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment, call));
