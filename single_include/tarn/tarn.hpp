@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_4e22d783
+#define TARN_NAMESPACE tarn::inline v0_2_0_3e201508
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -25211,8 +25211,8 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
   try {
     (order_streams(others.driver, others.stream, on.driver, on.stream, where), ...);
   } catch (...) {
-    (void)wait_for_stream(on.driver,
-                          on.stream);  // the memory's next users may not be ordered behind the work
+    // The memory's next users may not be ordered behind the work.
+    (void)wait_for_stream(on.driver, on.stream);
     throw;
   }
 }
@@ -25787,7 +25787,8 @@ class device_ptr {
   }
 
   /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was
-  /// enqueued on the old stream, which must still exist. @throws cuda_error  nothing has changed
+  /// enqueued on the old stream, which must still exist, as device_buffer::set_stream() has it.
+  /// @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
     detail::change_stream(memory_, block_of(p_), stream_, stream, where);
   }

@@ -1438,8 +1438,8 @@ class element_reader {
     try {
       tarn::copy_sync(driver, buffer.span().subspan(index, 1), slots_[0], stream, where);
     } catch (cuda_error const&) {
-      (void)detail::wait_for_stream(driver,
-                                    stream);  // the copy may still write, over the element of a later call
+      // The copy may still write, over the element of a later call.
+      (void)detail::wait_for_stream(driver, stream);
       throw;
     }
     return slots_[0][0];
@@ -1747,10 +1747,9 @@ class evict_scope {
   /// capturing stream would make the scope's stream part of that capture.
   void refuse_capture() const {
     auto const refuse = [&](stream_ref stream) {
-      detail::refuse_capture(
-          driver(), stream,
-          "evict_scope cannot use a stream that is being captured, or buffers of one; begin "
-          "and end it outside the capture");
+      detail::refuse_capture(driver(), stream,
+                             "evict_scope cannot use a stream that is being captured, or buffers of one; "
+                             "begin and end it outside the capture");
     };
     refuse(stream_);
     each([&](auto const& s) { refuse(s.stream); });
@@ -1766,8 +1765,8 @@ class evict_scope {
       });
       detail::must_succeed(driver(), driver().record_event(copied_, stream_));
     } catch (...) {
-      (void)detail::wait_for_stream(
-          driver(), stream_);  // the buffers' next users are not ordered behind the running copies
+      // The buffers' next users are not ordered behind the running copies.
+      (void)detail::wait_for_stream(driver(), stream_);
       throw;
     }
   }
@@ -3155,7 +3154,8 @@ class scratch {
   void release() noexcept { give_from(used_ == 0 ? 0 : at_ + 1); }
 
   /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old
-  /// stream, which must still exist. @throws cuda_error  nothing has changed
+  /// stream, which must still exist, as device_buffer::set_stream() has it.
+  /// @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
     detail::change_stream(memory_, chunks_.empty() ? nullptr : chunks_[0].p, stream_, stream, where);
   }

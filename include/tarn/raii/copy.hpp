@@ -36,8 +36,8 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
   try {
     (order_streams(others.driver, others.stream, on.driver, on.stream, where), ...);
   } catch (...) {
-    (void)wait_for_stream(on.driver,
-                          on.stream);  // the memory's next users may not be ordered behind the work
+    // The memory's next users may not be ordered behind the work.
+    (void)wait_for_stream(on.driver, on.stream);
     throw;
   }
 }

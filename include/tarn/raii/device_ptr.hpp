@@ -104,7 +104,8 @@ class device_ptr {
   }
 
   /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for what was
-  /// enqueued on the old stream, which must still exist. @throws cuda_error  nothing has changed
+  /// enqueued on the old stream, which must still exist, as device_buffer::set_stream() has it.
+  /// @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
     detail::change_stream(memory_, block_of(p_), stream_, stream, where);
   }

@@ -58,8 +58,8 @@ class element_reader {
     try {
       tarn::copy_sync(driver, buffer.span().subspan(index, 1), slots_[0], stream, where);
     } catch (cuda_error const&) {
-      (void)detail::wait_for_stream(driver,
-                                    stream);  // the copy may still write, over the element of a later call
+      // The copy may still write, over the element of a later call.
+      (void)detail::wait_for_stream(driver, stream);
       throw;
     }
     return slots_[0][0];

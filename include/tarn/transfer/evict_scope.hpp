@@ -196,10 +196,9 @@ class evict_scope {
   /// capturing stream would make the scope's stream part of that capture.
   void refuse_capture() const {
     auto const refuse = [&](stream_ref stream) {
-      detail::refuse_capture(
-          driver(), stream,
-          "evict_scope cannot use a stream that is being captured, or buffers of one; begin "
-          "and end it outside the capture");
+      detail::refuse_capture(driver(), stream,
+                             "evict_scope cannot use a stream that is being captured, or buffers of one; "
+                             "begin and end it outside the capture");
     };
     refuse(stream_);
     each([&](auto const& s) { refuse(s.stream); });
@@ -215,8 +214,8 @@ class evict_scope {
       });
       detail::must_succeed(driver(), driver().record_event(copied_, stream_));
     } catch (...) {
-      (void)detail::wait_for_stream(
-          driver(), stream_);  // the buffers' next users are not ordered behind the running copies
+      // The buffers' next users are not ordered behind the running copies.
+      (void)detail::wait_for_stream(driver(), stream_);
       throw;
     }
   }

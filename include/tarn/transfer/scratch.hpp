@@ -113,7 +113,8 @@ class scratch {
   void release() noexcept { give_from(used_ == 0 ? 0 : at_ + 1); }
 
   /// Changes the stream. Later work on `stream` waits, on the device, for what was enqueued on the old
-  /// stream, which must still exist. @throws cuda_error  nothing has changed
+  /// stream, which must still exist, as device_buffer::set_stream() has it.
+  /// @throws cuda_error  nothing has changed
   void set_stream(stream_ref stream, source_location where = source_location::current()) {
     detail::change_stream(memory_, chunks_.empty() ? nullptr : chunks_[0].p, stream_, stream, where);
   }
