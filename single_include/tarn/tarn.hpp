@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_3e201508
+#define TARN_NAMESPACE tarn::inline v0_2_0_d9b99c68
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -9317,10 +9317,11 @@ template <class Layer>
   return left;
 }
 
-/// Whether free memory is known: from a limit, or from the driver of the source.
+/// Whether free memory is known: from a limit, or from the driver of the source. An any_resource learns it
+/// when it is asked.
 template <class Layer>
 constexpr bool knows_available() noexcept {
-  if constexpr (has_limit<Layer>) {
+  if constexpr (has_limit<Layer> || requires(Layer& layer) { layer.memory_left(); }) {
     return true;
   } else if constexpr (stands_on_another<Layer>) {
     return knows_available<layer_below<Layer>>();
@@ -9571,6 +9572,12 @@ concept erasable = std::same_as<typename Layer::driver_type, Driver> &&
                    reachable<shared_resource<Layer>, pool_call::observe_deferred> &&
                    reachable<shared_resource<Layer>, statistics_call>;
 
+/// Whether the host can access the memory although the list does not name host_accessible. Such a pool is not
+/// taken: the handle's default streams would be those of the pool's device, not of the current one.
+template <class Layer, class... Properties>
+concept lacks_host_accessible =
+    has_property<Layer, host_accessible> && !property_set<Properties...>::template has<host_accessible>;
+
 }  // namespace detail
 
 /// A shared handle to a pool of any type that has a `tracked` layer, as `cuda::mr::any_resource` is one to
@@ -9582,7 +9589,8 @@ concept erasable = std::same_as<typename Layer::driver_type, Driver> &&
 /// be assigned, copied, compared or destroyed. Thread-safe as the pool is. A call costs one virtual call more
 /// than the pool's own: 354 instructions for an allocation and its free instead of 333
 /// (bench/results/instructions.json).
-/// @tparam Properties  what may access the memory: device_accessible, host_accessible or both
+/// @tparam Properties  what may access the memory: device_accessible, host_accessible or both. With
+/// host_accessible it takes pools of pinned or managed memory, without it pools that only the device accesses
 template <class Driver, class... Properties>
 class basic_any_resource : public call_names<basic_any_resource<Driver, Properties...>> {
  public:
@@ -9595,9 +9603,14 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
   explicit basic_any_resource(std::nullptr_t) noexcept {}
   /// Takes a handle to a pool. @throws std::bad_alloc (host)
   template <class Layer>
-    requires detail::erasable<Layer, Driver, Properties...>
+    requires(detail::erasable<Layer, Driver, Properties...> &&
+             !detail::lacks_host_accessible<Layer, Properties...>)
   basic_any_resource(shared_resource<Layer> memory)  // NOLINT: a pool is passed where any is taken
       : pool_(memory ? new detail::erased_pool_of<shared_resource<Layer>>(std::move(memory)) : nullptr) {}
+  // clang-format off
+  template <detail::lacks_host_accessible<Properties...> Layer>
+  basic_any_resource(shared_resource<Layer>) = delete;  // tarn: the host can access this memory: take basic_any_resource<Driver, device_accessible, host_accessible>
+  // clang-format on
   basic_any_resource(basic_any_resource const& other) noexcept : pool_(other.pool_) {
     if (pool_ != nullptr) pool_->references.fetch_add(1, std::memory_order_relaxed);
   }
@@ -9685,7 +9698,8 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
 };
 
 #if TARN_HAS_CUDA
-/// A handle to any pool of device memory.
+/// A handle to any pool of device memory. Of pinned or managed memory: basic_any_resource<cuda_driver,
+/// device_accessible, host_accessible>.
 using any_resource = basic_any_resource<cuda_driver, device_accessible>;
 
 static_assert(resource<any_resource>);

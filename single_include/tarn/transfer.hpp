@@ -2070,8 +2070,8 @@ constexpr void require_available() noexcept {
 /// of a graph_memory can allocate. A snapshot: other
 /// threads and processes continue. Takes the pool's locks briefly and queries the driver once (5 us). Never
 /// waits for a stream. Thread-safe.
-/// @throws cuda_error  the driver did not report free memory; of kind `unsupported`: an any_resource has a
-/// pool of pinned or managed memory without a limit
+/// @throws cuda_error  the driver did not report free memory; of kind `unsupported`: a basic_any_resource has
+/// a pool of pinned or managed memory without a limit
 template <class Resource>
 [[nodiscard]] memory_availability available_memory(Resource const& memory,
                                                    source_location where = source_location::current()) {

@@ -1904,6 +1904,14 @@ PLANTED = {
     ],
     "any_resource is the pool that it holds": [
         Mutant(
+            "a handle that does not name host_accessible takes memory that the host can access",
+            "policy/any_resource.hpp",
+            "             !detail::lacks_host_accessible<Layer, Properties...>)\n",
+            "             sizeof(Layer) != 0)\n",
+            finder="tests/policy/any_resource.cpp",
+            more=(("  template <detail::lacks_host_accessible<Properties...> Layer>\n  basic_any_resource(shared_resource<Layer>) = delete;", "  //"),),
+        ),
+        Mutant(
             "two handles to the same pool differ",
             "policy/any_resource.hpp",
             "return &memory_.layer(); }",

@@ -2,6 +2,7 @@
 
 #include "tarn/policy/any_resource.hpp"
 
+#include <cstring>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -108,7 +109,7 @@ TEST_CASE("any_resource takes no memory that lacks a property, a pool or statist
           "[policy][any_resource]") {
   using pinned_pool = stack<sim_pinned_host, pooled, tracked>;
   static_assert(std::is_constructible_v<any_pinned, pinned_pool>);
-  static_assert(std::is_constructible_v<any_sim, pinned_pool>);
+  CHECK_FALSE(std::is_constructible_v<any_sim, pinned_pool>);  // a default stream would mean another one
   static_assert(!std::is_constructible_v<any_pinned, sim_pool>);
   static_assert(!std::is_constructible_v<any_sim, stack<sim_pages, pooled>>);
   static_assert(!std::is_constructible_v<any_sim, stack<sim_malloc, tracked>>);
@@ -194,8 +195,39 @@ TEST_CASE("available_memory of any_resource is that of its pool", "[policy][any_
   CHECK(available_memory(memory).is_asleep);
   CHECK_THROWS_AS(micro_batches(10, 1_MiB, memory), pool_asleep);
   (void)tarn::wake(pool);
-  any_sim const pinned = sim_pinned_host{machine.driver()} | pooled{} | tracked{};
+  any_pinned const pinned = sim_pinned_host{machine.driver()} | pooled{} | tracked{};
   CHECK_THROWS_AS(available_memory(pinned), cuda_error);
   CHECK_THROWS_AS(largest_available_block(pinned), cuda_error);
   CHECK(available_memory(pinned | limited{1_MiB}).bytes == 1_MiB);
+  any_pinned const capped = sim_pinned_host{machine.driver()} | pooled{} | tracked{} | limited{3_MiB};
+  CHECK(available_memory(capped).bytes == 3_MiB);
+}
+
+TEST_CASE("a default stream named on another device through any_resource is that device's",
+          "[policy][any_resource]") {
+  constexpr std::size_t n = 8_MiB;
+  sim_options options;
+  options.devices = 2;
+  options.checks = sim_checks::stream_order;
+  sim_machine const machine(options);
+  sim_driver const first = machine.driver(0);
+  sim_driver const other = machine.driver(1);
+  sim_stream const in_use(other);
+  any_pinned memory = sim_pinned_host{first} | pooled{} | tracked{};
+  int seen = 0;
+  REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+  {
+    auto buffer = make_device_buffer<char>(memory, n, stream_ref{});
+    std::memset(buffer.data(), 7, n);
+    REQUIRE(other
+                .launch(stream_ref{}, 1'000'000'000, {sim_reads(buffer.data(), n)},
+                        [p = buffer.data(), &seen] { seen = *p; })
+                .ok());
+  }
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  void* const p = memory.allocate(stream_ref{}, n);
+  REQUIRE(first.launch(stream_ref{}, 10, {sim_writes(p, n)}, [p] { std::memset(p, 9, n); }).ok());
+  REQUIRE((first.synchronize_device().ok() && other.synchronize_device().ok()));
+  CHECK(seen == 7);
+  memory.deallocate(stream_ref{}, p, n);
 }

@@ -121,11 +121,10 @@ struct reserving {
 
 /// A handle to a pool of any type, as a policy.
 struct erasing {
+  template <class Driver, class... Properties>
+  static tarn::basic_any_resource<Driver, Properties...> of(tarn::property_set<Properties...>);
   template <class Upstream>
-  using handle =
-      std::conditional_t<tarn::has_property<Upstream, tarn::device_accessible>,
-                         tarn::basic_any_resource<typename Upstream::driver_type, tarn::device_accessible>,
-                         tarn::basic_any_resource<typename Upstream::driver_type, tarn::host_accessible>>;
+  using handle = decltype(of<typename Upstream::driver_type>(typename Upstream::properties{}));
   template <class Upstream>
   struct layer : handle<Upstream> {
     layer(Upstream upstream, erasing const&) : handle<Upstream>(std::move(upstream) | tarn::tracked{}) {}

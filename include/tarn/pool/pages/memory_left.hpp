@@ -129,10 +129,11 @@ template <class Layer>
   return left;
 }
 
-/// Whether free memory is known: from a limit, or from the driver of the source.
+/// Whether free memory is known: from a limit, or from the driver of the source. An any_resource learns it
+/// when it is asked.
 template <class Layer>
 constexpr bool knows_available() noexcept {
-  if constexpr (has_limit<Layer>) {
+  if constexpr (has_limit<Layer> || requires(Layer& layer) { layer.memory_left(); }) {
     return true;
   } else if constexpr (stands_on_another<Layer>) {
     return knows_available<layer_below<Layer>>();
