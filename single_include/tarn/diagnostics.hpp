@@ -1060,6 +1060,9 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not
   /// while memory for the copy is allocated nor while frames are named. @throws std::bad_alloc
   [[nodiscard]] memory_history record();
+  /// Ends the question which blocks are in quarantine above the record: record() has those below.
+  template <class F>
+  void each_quarantined(F const&) const noexcept {}
   /// The tags that were ever used in an allocation, "untagged" first; the bytes of record(), but faster.
   /// @throws std::bad_alloc
   [[nodiscard]] std::vector<history_tag> tags() const;
@@ -2391,218 +2394,20 @@ struct snapshot {
 };
 
 }  // namespace TARN_NAMESPACE
-
-namespace TARN_NAMESPACE {
-
-struct perfetto_options {
-  /// Smaller blocks are only counted: a slice takes 300 bytes of the file, and viewers handle some 100,000 of
-  /// them.
-  std::size_t least_slice_bytes = 1_MiB;
-};
-
-namespace detail {
-
-class perfetto_writer {
- public:
-  perfetto_writer(std::ostream& out, snapshot const& s, perfetto_options const& options)
-      : json_(out), snapshot_(s), options_(options), of_tag_(s.tags.size() + 1, 0) {
-    begin_at_start();
-  }
-
-  void write() {
-    json_.begin_object().field("displayTimeUnit", "ms").key("otherData").begin_object();
-    json_.field("title", snapshot_.title).field("started_ns_since_1970", snapshot_.started_ns);
-    json_.field("forgotten_events", snapshot_.forgotten_events).end_object();
-    json_.key("traceEvents").begin_array();
-    name("process_name", snapshot_.title);
-    count("reserved bytes", reserved_, 0);
-    // Without recorded calls, what is live is known at the snapshot only.
-    bool const has_calls =
-        std::any_of(snapshot_.events.begin(), snapshot_.events.end(),
-                    [](snapshot_event const& e) { return e.kind <= snapshot_event_kind::refused; });
-    if (!has_calls) blocks_.clear();
-    if (has_calls) count_live(0);
-    for (auto const& [address, b] : blocks_) slice("b", address, b, 0);
-    for (snapshot_event const& e : snapshot_.events) write(e);
-    for (auto const& [address, b] : blocks_) slice("e", address, b, snapshot_.now_ns);
-    if (!has_calls) count_live(snapshot_.now_ns);
-    json_.end_array().end_object().line();
-    json_.flush();
-  }
-
- private:
-  struct live_block {
-    std::size_t bytes = 0;
-    std::size_t requested = 0;
-    stream_id stream = 0;
-    std::uint32_t tag = 0;
-    std::uint32_t location = 0;
-    std::uint64_t number = 0;  ///< identity of its slice
-  };
-
-  [[nodiscard]] live_block block_of(auto const& b, std::uint64_t number = 0) const noexcept {
-    return {b.bytes, b.requested, b.stream, tag_of(b.tag), b.location, number};
-  }
-  void add_live(live_block const& b, std::int64_t sign) noexcept {
-    live_ += sign * static_cast<std::int64_t>(b.bytes);
-    of_tag_[b.tag] += sign * static_cast<std::int64_t>(b.bytes);
-  }
-
-  /// Computes the live and reserved bytes before the first event by undoing the events from the end.
-  void begin_at_start() {
-    for (snapshot_segment const& s : snapshot_.segments) {
-      reserved_ += static_cast<std::int64_t>(s.bytes);
-      for (snapshot_block const& b : s.blocks) {
-        if (b.use == block_use::live) add_live(blocks_[b.address] = block_of(b), 1);
-      }
-    }
-    for (std::size_t i = snapshot_.events.size(); i-- > 0;) {
-      snapshot_event const& e = snapshot_.events[i];
-      auto const bytes = static_cast<std::int64_t>(e.bytes);
-      if (e.kind == snapshot_event_kind::reserve) reserved_ -= bytes;
-      if (e.kind == snapshot_event_kind::release) reserved_ += bytes;
-      auto const found = blocks_.find(e.address);
-      if (e.kind == snapshot_event_kind::allocate && found != blocks_.end()) {
-        add_live(found->second, -1);
-        blocks_.erase(found);
-      } else if (e.kind == snapshot_event_kind::free && found == blocks_.end()) {
-        add_live(blocks_[e.address] = block_of(e), 1);
-      }
-    }
-    for (auto& [address, b] : blocks_) b.number = ++numbers_;
-  }
-
-  void write(snapshot_event const& e) {
-    switch (e.kind) {
-      case snapshot_event_kind::reserve:
-        return count("reserved bytes", reserved_ += static_cast<std::int64_t>(e.bytes), e.time_ns);
-      case snapshot_event_kind::release:
-        return count("reserved bytes", reserved_ -= static_cast<std::int64_t>(e.bytes), e.time_ns);
-      case snapshot_event_kind::allocate: {
-        live_block const b = block_of(e, ++numbers_);
-        if (!blocks_.emplace(e.address, b).second) return;
-        change(b, 1, e.time_ns);
-        return slice("b", e.address, b, e.time_ns);
-      }
-      case snapshot_event_kind::free: {
-        auto const found = blocks_.find(e.address);
-        if (found == blocks_.end()) return;
-        live_block const b = found->second;
-        blocks_.erase(found);
-        change(b, -1, e.time_ns);
-        return slice("e", e.address, b, e.time_ns);
-      }
-      default:
-        begin("i", "out of memory", e.time_ns).field("s", "g").key("args").begin_object();
-        json_.field("asked", e.requested)
-            .field("tag", tag_name(e.tag))
-            .field("location", location_name(e.location));
-        json_.end_object().end_object();
-    }
-  }
-
-  void change(live_block const& b, std::int64_t sign, std::uint64_t time) {
-    add_live(b, sign);
-    count("live bytes", live_, time);
-    if (has_tags()) count_tag(b.tag, time);
-  }
-
-  json_text& begin(char const* phase, std::string_view name, std::uint64_t time) {
-    json_.line()
-        .begin_object()
-        .field("ph", phase)
-        .field("name", name)
-        .field("pid", snapshot_.device)
-        .field("tid", 0);
-    return json_.key("ts").microseconds(time);
-  }
-  void name(char const* what, std::string_view value) {
-    begin("M", what, 0).key("args").begin_object().field("name", value).end_object().end_object();
-  }
-  void count(std::string_view name, std::int64_t bytes, std::uint64_t time) {
-    begin("C", name, time).key("args").begin_object().field("bytes", bytes).end_object().end_object();
-  }
-  void count_live(std::uint64_t time) {
-    count("live bytes", live_, time);
-    for (std::uint32_t t = 0; t < snapshot_.tags.size(); ++t) {
-      if (has_tags()) count_tag(t, time);
-    }
-  }
-  void count_tag(std::uint32_t tag, std::uint64_t time) {
-    count(concat({"tag ", tag_name(tag)}), of_tag_[tag], time);
-  }
-  void slice(char const* phase, std::uintptr_t address, live_block const& b, std::uint64_t time) {
-    if (b.bytes < options_.least_slice_bytes) return;
-    begin(phase, tag_name(b.tag), time).field("cat", "block").field("id", b.number);
-    if (*phase == 'b') {
-      json_.key("args").begin_object().key("address").address(address).field("bytes", b.bytes);
-      json_.field("requested", b.requested)
-          .field("stream", b.stream)
-          .field("location", location_name(b.location))
-          .end_object();
-    }
-    json_.end_object();
-  }
-
-  [[nodiscard]] bool has_tags() const noexcept { return snapshot_.tags.size() > 1; }
-  [[nodiscard]] std::uint32_t tag_of(std::uint32_t tag) const noexcept {
-    return tag < snapshot_.tags.size() ? tag : 0;
-  }
-  [[nodiscard]] std::string_view tag_name(std::uint32_t tag) const noexcept {
-    return tag < snapshot_.tags.size() ? std::string_view(snapshot_.tags[tag].name) : "untagged";
-  }
-  [[nodiscard]] std::string location_name(std::uint32_t location) const {
-    if (location >= snapshot_.locations.size() || snapshot_.locations[location].empty()) return "";
-    history_frame const& f = snapshot_.locations[location][0];
-    return concat({f.file, ":", std::to_string(f.line)});
-  }
-
-  json_text json_;
-  snapshot const& snapshot_;
-  perfetto_options options_;
-  std::int64_t live_ = 0;
-  std::int64_t reserved_ = 0;
-  std::vector<std::int64_t> of_tag_;
-  std::unordered_map<std::uintptr_t, live_block> blocks_;
-  std::uint64_t numbers_ = 0;
-};
-
-}  // namespace detail
-
-/// Writes a snapshot's history in Chrome's JSON trace format; times are microseconds since the snapshot's
-/// start. Errors are reported by the stream's state. Where no calls were recorded, live bytes are a single
-/// value, at the snapshot's time. Some 80 bytes of the file per counter step; two steps per allocation or
-/// free with tags, else one.
-inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_options const& options = {}) {
-  detail::perfetto_writer(out, s, options).write();
-}
-
-}  // namespace TARN_NAMESPACE
-// ---- tarn/report/pickle.hpp
-// A snapshot in the format of PyTorch's tools: drop the file on pytorch.org/memory_viz, or run `python
-// _memory_viz.py stats|trace|segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
-
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <ostream>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 // ---- tarn/report/viewer_history.hpp
-// A history that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing
-// events from the last one backwards, and fails if an event does not fit: each block must lie in a segment
-// for its whole lifetime, and a segment that is removed must exist. So the history is first undone here, and
-// the segment changes that the viewer needs are recorded:
+// Which events of a history fit the final state: the rule of all writers that start from it. And a history
+// that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing events from the
+// last one backwards, and fails if an event does not fit: each block must lie in a segment for its whole
+// lifetime, and a segment that is removed must exist. So the history is first undone here, and the segment
+// changes that the viewer needs are recorded:
 //
 //   handles created and released  the parts of them at their original addresses at that moment
 //   a view's block                its segment is added with it; meanwhile its pieces leave their original addresses
 //   a block without a segment     gets one for its lifetime (a view that has ended, memory released without a record);
 //                                 its bytes count twice if they are also at their original address
-//   events that contradict the    omitted
-//   final state
+//   events that contradict the    omitted, also from the page and from the Perfetto trace: a free of a block that is
+//   final state                   live, an allocation of one that is not
+//   events after the snapshot     omitted; the page and the Perfetto trace continue with them
 
 #include <algorithm>
 #include <cstddef>
@@ -2636,11 +2441,21 @@ class viewer_history {
   explicit viewer_history(snapshot const& s)
       : snapshot_(s), reported_(s.events.size(), reported_as::nothing) {
     for (snapshot_segment const& segment : s.segments) begin_with(segment);
-    for (std::size_t i = s.events.size(); i-- > 0;) undo(i);
+    std::uint64_t latest = 0;  // threads read the clock before their calls are ordered
+    while (known_ < s.events.size() && (latest = (std::max)(latest, s.events[known_].time_ns)) <= s.now_ns)
+      ++known_;
+    for (std::size_t i = known_; i-- > 0;) undo(i);
     std::reverse(changes_.begin(), changes_.end());
   }
 
   [[nodiscard]] reported_as reported(std::size_t event) const noexcept { return reported_[event]; }
+  /// Number of events up to the snapshot's moment.
+  [[nodiscard]] std::size_t known() const noexcept { return known_; }
+  /// Whether the event is an allocation or a free that contradicts the final state.
+  [[nodiscard]] bool contradicts(std::size_t event) const noexcept {
+    return event < known_ && snapshot_.events[event].kind <= snapshot_event_kind::free &&
+           reported_[event] == reported_as::nothing;
+  }
   /// Returns the segment changes in the order of the events.
   [[nodiscard]] std::vector<segment_change> const& changes() const noexcept { return changes_; }
   /// Whether segments consist of pages, which join with adjacent ones and may be split (PyTorch: expandable
@@ -2786,6 +2601,7 @@ class viewer_history {
   }
 
   snapshot const& snapshot_;
+  std::size_t known_ = 0;
   std::vector<reported_as> reported_;
   std::vector<segment_change> changes_;
   std::map<std::uintptr_t, std::uintptr_t> segments_;  ///< begin to end; adjacent ones are not joined
@@ -2795,6 +2611,212 @@ class viewer_history {
 };
 
 }  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE {
+
+struct perfetto_options {
+  /// Smaller blocks are only counted: a slice takes 300 bytes of the file, and viewers handle some 100,000 of
+  /// them.
+  std::size_t least_slice_bytes = 1_MiB;
+};
+
+namespace detail {
+
+class perfetto_writer {
+ public:
+  perfetto_writer(std::ostream& out, snapshot const& s, perfetto_options const& options)
+      : json_(out), snapshot_(s), history_(s), options_(options), of_tag_(s.tags.size() + 1, 0) {
+    begin_at_start();
+  }
+
+  void write() {
+    json_.begin_object().field("displayTimeUnit", "ms").key("otherData").begin_object();
+    json_.field("title", snapshot_.title).field("started_ns_since_1970", snapshot_.started_ns);
+    json_.field("forgotten_events", snapshot_.forgotten_events).end_object();
+    json_.key("traceEvents").begin_array();
+    name("process_name", snapshot_.title);
+    count("reserved bytes", reserved_, 0);
+    // Without recorded calls, what is live is known at the snapshot only.
+    bool const has_calls =
+        std::any_of(snapshot_.events.begin(), snapshot_.events.end(),
+                    [](snapshot_event const& e) { return e.kind <= snapshot_event_kind::refused; });
+    if (!has_calls) blocks_.clear();
+    if (has_calls) count_live(0);
+    for (auto const& [address, b] : blocks_) slice("b", address, b, 0);
+    for (std::size_t i = 0; i < snapshot_.events.size(); ++i) {
+      if (!history_.contradicts(i)) write(snapshot_.events[i]);
+    }
+    for (auto const& [address, b] : blocks_) slice("e", address, b, snapshot_.now_ns);
+    if (!has_calls) count_live(snapshot_.now_ns);
+    json_.end_array().end_object().line();
+    json_.flush();
+  }
+
+ private:
+  struct live_block {
+    std::size_t bytes = 0;
+    std::size_t requested = 0;
+    stream_id stream = 0;
+    std::uint32_t tag = 0;
+    std::uint32_t location = 0;
+    std::uint64_t number = 0;  ///< identity of its slice
+  };
+
+  [[nodiscard]] live_block block_of(auto const& b, std::uint64_t number = 0) const noexcept {
+    return {b.bytes, b.requested, b.stream, tag_of(b.tag), b.location, number};
+  }
+  void add_live(live_block const& b, std::int64_t sign) noexcept {
+    live_ += sign * static_cast<std::int64_t>(b.bytes);
+    of_tag_[b.tag] += sign * static_cast<std::int64_t>(b.bytes);
+  }
+
+  /// Computes the live and reserved bytes before the first event by undoing the events from the snapshot's
+  /// moment.
+  void begin_at_start() {
+    for (snapshot_segment const& s : snapshot_.segments) {
+      reserved_ += static_cast<std::int64_t>(s.bytes);
+      for (snapshot_block const& b : s.blocks) {
+        if (b.use == block_use::live) add_live(blocks_[b.address] = block_of(b), 1);
+      }
+    }
+    for (std::size_t i = history_.known(); i-- > 0;) {
+      snapshot_event const& e = snapshot_.events[i];
+      auto const bytes = static_cast<std::int64_t>(e.bytes);
+      if (e.kind == snapshot_event_kind::reserve) reserved_ -= bytes;
+      if (e.kind == snapshot_event_kind::release) reserved_ += bytes;
+      if (e.kind > snapshot_event_kind::free || history_.contradicts(i)) continue;
+      live_block const b = block_of(e);
+      bool const is_free = e.kind == snapshot_event_kind::free;
+      add_live(b, is_free ? 1 : -1);
+      if (is_free) {
+        blocks_.emplace(e.address, b);
+      } else {
+        blocks_.erase(e.address);
+      }
+    }
+    for (auto& [address, b] : blocks_) b.number = ++numbers_;
+  }
+
+  void write(snapshot_event const& e) {
+    switch (e.kind) {
+      case snapshot_event_kind::reserve:
+        return count("reserved bytes", reserved_ += static_cast<std::int64_t>(e.bytes), e.time_ns);
+      case snapshot_event_kind::release:
+        return count("reserved bytes", reserved_ -= static_cast<std::int64_t>(e.bytes), e.time_ns);
+      case snapshot_event_kind::allocate: {
+        live_block const b = block_of(e, ++numbers_);
+        change(b, 1, e.time_ns);
+        if (blocks_.emplace(e.address, b).second) slice("b", e.address, b, e.time_ns);
+        return;
+      }
+      case snapshot_event_kind::free: {
+        change(block_of(e), -1, e.time_ns);
+        auto const found = blocks_.find(e.address);
+        if (found == blocks_.end()) return;
+        slice("e", e.address, found->second, e.time_ns);
+        blocks_.erase(found);
+        return;
+      }
+      default:
+        begin("i", "out of memory", e.time_ns).field("s", "g").key("args").begin_object();
+        json_.field("asked", e.requested)
+            .field("tag", tag_name(e.tag))
+            .field("location", location_name(e.location));
+        json_.end_object().end_object();
+    }
+  }
+
+  void change(live_block const& b, std::int64_t sign, std::uint64_t time) {
+    add_live(b, sign);
+    count("live bytes", live_, time);
+    if (has_tags()) count_tag(b.tag, time);
+  }
+
+  json_text& begin(char const* phase, std::string_view name, std::uint64_t time) {
+    json_.line()
+        .begin_object()
+        .field("ph", phase)
+        .field("name", name)
+        .field("pid", snapshot_.device)
+        .field("tid", 0);
+    return json_.key("ts").microseconds(time);
+  }
+  void name(char const* what, std::string_view value) {
+    begin("M", what, 0).key("args").begin_object().field("name", value).end_object().end_object();
+  }
+  void count(std::string_view name, std::int64_t bytes, std::uint64_t time) {
+    begin("C", name, time).key("args").begin_object().field("bytes", bytes).end_object().end_object();
+  }
+  void count_live(std::uint64_t time) {
+    count("live bytes", live_, time);
+    for (std::uint32_t t = 0; t < snapshot_.tags.size(); ++t) {
+      if (has_tags()) count_tag(t, time);
+    }
+  }
+  void count_tag(std::uint32_t tag, std::uint64_t time) {
+    count(concat({"tag ", tag_name(tag)}), of_tag_[tag], time);
+  }
+  void slice(char const* phase, std::uintptr_t address, live_block const& b, std::uint64_t time) {
+    if (b.bytes < options_.least_slice_bytes) return;
+    begin(phase, tag_name(b.tag), time).field("cat", "block").field("id", b.number);
+    if (*phase == 'b') {
+      json_.key("args").begin_object().key("address").address(address).field("bytes", b.bytes);
+      json_.field("requested", b.requested)
+          .field("stream", b.stream)
+          .field("location", location_name(b.location))
+          .end_object();
+    }
+    json_.end_object();
+  }
+
+  [[nodiscard]] bool has_tags() const noexcept { return snapshot_.tags.size() > 1; }
+  [[nodiscard]] std::uint32_t tag_of(std::uint32_t tag) const noexcept {
+    return tag < snapshot_.tags.size() ? tag : 0;
+  }
+  [[nodiscard]] std::string_view tag_name(std::uint32_t tag) const noexcept {
+    return tag < snapshot_.tags.size() ? std::string_view(snapshot_.tags[tag].name) : "untagged";
+  }
+  [[nodiscard]] std::string location_name(std::uint32_t location) const {
+    if (location >= snapshot_.locations.size() || snapshot_.locations[location].empty()) return "";
+    history_frame const& f = snapshot_.locations[location][0];
+    return concat({f.file, ":", std::to_string(f.line)});
+  }
+
+  json_text json_;
+  snapshot const& snapshot_;
+  viewer_history history_;
+  perfetto_options options_;
+  std::int64_t live_ = 0;
+  std::int64_t reserved_ = 0;
+  std::vector<std::int64_t> of_tag_;
+  std::unordered_map<std::uintptr_t, live_block> blocks_;
+  std::uint64_t numbers_ = 0;
+};
+
+}  // namespace detail
+
+/// Writes a snapshot's history in Chrome's JSON trace format; times are microseconds since the snapshot's
+/// start. Errors are reported by the stream's state. An allocation or a free that contradicts the final state
+/// is omitted: see viewer_history.hpp. Where no calls were recorded, live bytes are a single value, at the
+/// snapshot's time. Some 80 bytes of the file per counter step; two steps per allocation or free with tags,
+/// else one.
+inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_options const& options = {}) {
+  detail::perfetto_writer(out, s, options).write();
+}
+
+}  // namespace TARN_NAMESPACE
+// ---- tarn/report/pickle.hpp
+// A snapshot in the format of PyTorch's tools: drop the file on pytorch.org/memory_viz, or run `python
+// _memory_viz.py stats|trace|segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 namespace TARN_NAMESPACE {
 
@@ -3690,16 +3712,29 @@ inline bool merge_history(std::vector<snapshot_segment>& segments, std::vector<h
   return agreed && next == live.end();
 }
 
-/// Reports blocks that a layer above the pool keeps from reuse as deferred: their user has freed them.
-inline void defer_quarantined(snapshot& s, std::vector<quarantined_block> const& kept) {
-  std::unordered_map<std::uintptr_t, std::size_t> requested;
-  for (quarantined_block const& k : kept) requested.emplace(k.address, k.requested);
+/// Reports blocks that `checked` keeps from reuse as deferred: their user has freed them. The record does not
+/// have those that a layer below it keeps; where it has one again, that was handed out meanwhile.
+/// @param above  kept by a layer above the record, which has them as live: they are freed at its time
+inline void defer_quarantined(snapshot& s, memory_history& record,
+                              std::vector<quarantined_block> const& above) {
+  std::unordered_map<std::uintptr_t, std::size_t> unseen;
+  std::unordered_map<std::uintptr_t, std::size_t> seen;
+  for (quarantined_block const& k : record.quarantined) unseen.emplace(k.address, k.requested);
+  for (quarantined_block const& k : above) seen.emplace(k.address, k.requested);
   for (snapshot_segment& segment : s.segments) {
     for (snapshot_block& b : segment.blocks) {
-      // A block of the record was handed out again meanwhile.
-      if (b.use != block_use::live || b.requested != 0) continue;
-      auto const found = requested.find(b.address);
-      if (found == requested.end()) continue;
+      if (b.use != block_use::live) continue;
+      auto const& kept = b.requested == 0 && unseen.contains(b.address) ? unseen : seen;
+      auto const found = kept.find(b.address);
+      if (found == kept.end()) continue;
+      if (b.requested != 0) {
+        history_tag& t = record.tags[b.tag];
+        t.bytes -= min_of(t.bytes, b.bytes);
+        t.requested -= min_of(t.requested, b.requested);
+        --t.blocks;
+        s.events.push_back(
+            {snapshot_event_kind::free, b.address, b.bytes, b.requested, b.stream, b.tag, 0, record.now_ns});
+      }
       b.use = block_use::deferred;
       b.requested = min_of(found->second, b.bytes);
       s.pool.deferred += b.bytes;
@@ -3787,22 +3822,64 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
   return events;
 }
 
-/// Without a pool, each block is a segment of its own, which begins and ends with it.
-inline void stand_alone(snapshot& s, memory_history const& record) {
-  for (history_block const& w : record.live) {
-    snapshot_segment segment;
-    segment.address = w.address;
-    segment.bytes = w.bytes;
+/// Whether the block at `p` is a piece of a pool's memory, and not one of a source.
+struct is_of_pool {
+  void const* p = nullptr;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+    requires(gives_pieces<L> || !stands_on_another<L>)
+  constexpr bool operator()(L&) const noexcept {
+    return gives_pieces<L>;
+  }
+};
+
+/// Takes the blocks that are in no pool out of a record that is sorted by address, and returns them with
+/// those in quarantine below it.
+template <class Resource>
+[[nodiscard]] std::vector<snapshot_block> take_alone(Resource& memory, memory_history& record) {
+  std::vector<snapshot_block> alone;
+  auto const is_alone = [&](std::uintptr_t address) {
+    return !nearest(memory, is_of_pool{reinterpret_cast<void const*>(address)});  // NOLINT: as recorded
+  };
+  for (quarantined_block const& k : record.quarantined) {
+    auto const at =
+        std::lower_bound(record.live.begin(), record.live.end(), k.address,
+                         [](history_block const& b, std::uintptr_t address) { return b.address < address; });
+    bool const is_live_again = at != record.live.end() && at->address == k.address;
+    if (is_live_again || !is_alone(k.address)) continue;
+    snapshot_block& b = alone.emplace_back();
+    b.address = k.address;
+    b.bytes = block_bytes_of(memory, k.requested, default_alignment);
+    b.use = block_use::live;
+  }
+  std::erase_if(record.live, [&](history_block const& w) {
+    if (!is_alone(w.address)) return false;
+    alone.push_back(block_of(w));
+    return true;
+  });
+  return alone;
+}
+
+/// Each block that is in no pool is a segment of its own, which begins and ends with it.
+inline void add_alone(snapshot& s, std::vector<snapshot_block> const& alone) {
+  for (snapshot_block const& b : alone) {
+    snapshot_segment& segment = s.segments.emplace_back();
+    segment.address = b.address;
+    segment.bytes = b.bytes;
     segment.kind = segment_kind::upstream;
-    segment.is_small = w.bytes <= class_limit;
-    segment.blocks.push_back(block_of(w));
-    s.segments.push_back(std::move(segment));
-    s.pool.live += w.bytes;
+    segment.is_small = b.bytes <= class_limit;
+    segment.blocks.push_back(b);
+    pool_part& part = segment.is_small ? s.pool.smaller : s.pool.larger;
+    part.reserved.current += static_cast<std::int64_t>(b.bytes);
+    ++part.handles.current;
+    s.pool.reserved += b.bytes;
+    ++s.pool.handles;
+    s.pool.live += b.bytes;
     ++s.pool.live_blocks;
   }
-  s.pool.reserved = s.pool.live;
-  s.pool.handles = s.pool.live_blocks;
-  s.events = one_history(record.events, {});
+  std::sort(s.segments.begin(), s.segments.end(),
+            [](auto const& a, auto const& b) { return a.address < b.address; });
 }
 
 }  // namespace detail
@@ -3821,7 +3898,8 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes
 /// and history of the nearest watched layer above the pool. Either suffices. Without a `with_history` layer,
 /// blocks are live with 0 requested, and the only history is that of remember_growth(), with what was held
-/// before it at time 0; without a pool, each live block is a segment.
+/// before it at time 0. A block of the record that is in no pool, since there is none or since it is of a
+/// source that fallback_to adds, is a segment of its own, and counts in `pool`.
 ///
 /// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested
 /// bytes are those of the layer's record. If other threads continue meanwhile, the record and the pool are
@@ -3830,7 +3908,8 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// or still inside a call.
 ///
 /// Below fences, addresses and bytes are those of the pool's blocks, which hold the user's. What the
-/// quarantine of `checked` keeps is deferred, also in `pool.deferred`.
+/// quarantine of `checked` keeps is deferred, also in `pool.deferred`. If `checked` is above the layer's
+/// record, such a block is freed at the time of the snapshot.
 ///
 /// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool
 /// that was freed inside a capture is deferred until the end of the graph_memory whose graphs use it
@@ -3856,16 +3935,14 @@ template <class Resource>
   if (memory.driver().identify(stream_ref{}, null_stream).ok()) s.null_stream = null_stream;
   memory_history record;
   for (int attempts_left = 3; attempts_left != 0; --attempts_left) {
-    if constexpr (has_record) {
-      record = nearest(memory, detail::ask_record{});
-    } else {
-      record.quarantined.clear();
-      detail::for_each_quarantined(memory, [&](void* p, std::size_t bytes) {
-        record.quarantined.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
-      });
-    }
+    if constexpr (has_record) record = nearest(memory, detail::ask_record{});
+    std::vector<quarantined_block> kept;  // above the record
+    detail::for_each_quarantined(memory, [&](void* p, std::size_t bytes) {
+      kept.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
+    });
     std::sort(record.live.begin(), record.live.end(),
               [](auto const& a, auto const& b) { return a.address < b.address; });
+    std::vector<snapshot_block> const alone = detail::take_alone(memory, record);
     if constexpr (has_pool) {
       s.pool = nearest(memory, pool_call::state{});
       detail::pool_contents contents = detail::contents_of(memory);
@@ -3888,11 +3965,13 @@ template <class Resource>
       s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
       bool const agreed = detail::merge_history(s.segments, record.live);
       if (!agreed && attempts_left != 1) continue;
-      detail::defer_quarantined(s, record.quarantined);
+      for (snapshot_block const& b : alone) contents.held.push_back({b.address, b.bytes});
       s.events = detail::one_history(record.events, detail::growth_events(contents, now, record.now_ns));
     } else {
-      detail::stand_alone(s, record);
+      s.events = detail::one_history(record.events, {});
     }
+    detail::add_alone(s, alone);
+    detail::defer_quarantined(s, record, kept);
     break;
   }
   s.started_ns = record.started_ns;
@@ -4080,6 +4159,7 @@ void save_snapshot(Resource memory, std::string const& path,
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 // ---- tarn/report/timeline_page.hpp
@@ -6103,7 +6183,7 @@ struct html_shape_hash {
 /// Writes the parts of one snapshot. Write events and blocks first: they collect the shapes and streams.
 class html_data {
  public:
-  explicit html_data(snapshot const& of) : of_(of) {
+  explicit html_data(snapshot const& of) : of_(of), history_(of) {
     for_each_address(
         [&](std::uintptr_t address) { base_ = base_ == 0 ? address : (std::min)(base_, address); });
     std::uintptr_t bits = 0;
@@ -6116,28 +6196,32 @@ class html_data {
 
   void write_events(std::ostream& out) {
     html_numbers numbers(out);
-    std::unordered_map<std::uintptr_t, std::size_t> live;  // address to index of the allocating event
+    // address to the index, among those written, and the stream of the allocating event
+    std::unordered_map<std::uintptr_t, std::pair<std::size_t, stream_id>> live;
     std::uint64_t address = 0;
     std::uint64_t time = 0;
     for (std::size_t i = 0; i < of_.events.size(); ++i) {
+      if (history_.contradicts(i)) continue;
       snapshot_event const& e = of_.events[i];
       auto const head = [&](std::uint64_t what, code c) {
         numbers.add(what << 3U | static_cast<std::uint64_t>(c));
       };
       auto const found = e.kind == snapshot_event_kind::free ? live.find(e.address) : live.end();
       if (found != live.end()) {
-        bool const same = of_.events[found->second].stream == e.stream;
-        head(i - found->second, same ? code::free : code::free_elsewhere);
+        auto const [index, stream] = found->second;
+        bool const same = stream == e.stream;
+        head(events_ - index, same ? code::free : code::free_elsewhere);
         if (!same) numbers.add(stream_index(e.stream));
         live.erase(found);
       } else {
         head(shape_index(e.bytes, e.requested, e.stream, e.tag, e.location), code_of(e.kind));
-        if (e.kind == snapshot_event_kind::allocate) live[e.address] = i;
+        if (e.kind == snapshot_event_kind::allocate) live[e.address] = {events_, e.stream};
         numbers.add_step(address, units(e.address));
         address = units(e.address);
       }
       numbers.add_step(time, e.time_ns);
       time = e.time_ns;
+      ++events_;
     }
     numbers.finish();
   }
@@ -6177,6 +6261,8 @@ class html_data {
     numbers.finish();
   }
 
+  /// Number of events written.
+  [[nodiscard]] std::size_t events() const noexcept { return events_; }
   [[nodiscard]] std::size_t shapes() const noexcept { return shapes_.size(); }
   [[nodiscard]] std::vector<stream_id> const& streams() const noexcept { return streams_; }
   [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
@@ -6216,6 +6302,8 @@ class html_data {
   }
 
   snapshot const& of_;
+  viewer_history history_;
+  std::size_t events_ = 0;
   std::uintptr_t base_ = 0;
   unsigned shift_ = 0;
   std::vector<html_shape> shapes_;
@@ -6246,7 +6334,7 @@ inline void write_html_info(std::ostream& out, snapshot const& s, html_data cons
   // Addresses and stream identities may need more than the 53 bits of a JavaScript number, so they are text.
   json.field("base", std::to_string(data.base())).field("nullStream", std::to_string(s.null_stream));
   json.field("shift", data.shift()).field("started", s.started_ns).field("now", s.now_ns);
-  json.field("events", s.events.size()).field("forgotten", s.forgotten_events);
+  json.field("events", data.events()).field("forgotten", s.forgotten_events);
   json.field("segments", s.segments.size()).field("shapes", data.shapes());
   json.key("streams").begin_array();
   for (stream_id const id : data.streams()) json.text(std::to_string(id));
@@ -6293,7 +6381,8 @@ inline void add_html_text(std::string& to, std::string_view text) {
 
 /// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes per
 /// event. The curves pass through what is live at `now_ns`: earlier events are undone from there, later ones
-/// applied. Without recorded calls (see with_history) there is no curve of live bytes, and no
+/// applied. An allocation or a free that contradicts what is live then is omitted: see viewer_history.hpp.
+/// Without recorded calls (see with_history) there is no curve of live bytes, and no
 /// peak.
 /// @param out  its state shows whether everything was written: check it afterwards
 /// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then

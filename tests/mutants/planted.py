@@ -1757,7 +1757,7 @@ PLANTED = {
         Mutant(
             "blocks in quarantine count as live",
             "report/take_snapshot.hpp",
-            "      detail::defer_quarantined(s, record.quarantined);\n",
+            "    detail::defer_quarantined(s, record, kept);\n",
             "",
             finder="tests/report/take_snapshot.cpp",
         ),
@@ -1900,6 +1900,36 @@ PLANTED = {
             "must_succeed(record_in_order(driver_, events_[event], user_));",
             "must_succeed(driver_.record_event(events_[event], user_));",
             finder="tests/raii/other_device.cpp",
+        ),
+    ],
+    "the reports of one history agree": [
+        Mutant(
+            "the Perfetto trace counts events that contradict the final state",
+            "report/perfetto.hpp",
+            "      if (!history_.contradicts(i)) write(snapshot_.events[i]);\n",
+            "      write(snapshot_.events[i]);\n",
+            finder="tests/report/take_snapshot.cpp",
+        ),
+        Mutant(
+            "the page has events that contradict the final state",
+            "report/timeline_html.hpp",
+            "      if (history_.contradicts(i)) continue;\n",
+            "",
+            finder="tests/report/take_snapshot.cpp",
+        ),
+        Mutant(
+            "a block of a source that fallback_to adds is in no segment",
+            "report/take_snapshot.hpp",
+            "    return gives_pieces<L>;\n",
+            "    return gives_pieces<L> || sizeof(L) != 0;\n",
+            finder="tests/report/take_snapshot.cpp",
+        ),
+        Mutant(
+            "a block in quarantine above the history is live",
+            "report/take_snapshot.hpp",
+            "unseen.contains(b.address) ? unseen : seen;",
+            "!seen.empty() ? seen : unseen;",
+            finder="tests/report/take_snapshot.cpp",
         ),
     ],
     "any_resource is the pool that it holds": [

@@ -793,6 +793,7 @@ void figures(stack_under_test const& stack, test_device& device, test_memory& me
   }
   auto const [live, deferred, cached] = bytes;
   same("segments have other bytes than the pool reserved", reserved, snapshot.pool.reserved);
+  same("other blocks are live than the program has", blocks[0], all.size());
   same("live and deferred blocks have other bytes than the pool", live + deferred, snapshot.pool.live);
   same("live and deferred blocks are another number than the pool's", blocks[0] + blocks[1],
        snapshot.pool.live_blocks);

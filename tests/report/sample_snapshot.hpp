@@ -40,6 +40,7 @@ inline void add_event(tarn::snapshot& s, tarn::snapshot_event_kind kind, std::ui
   e.tag = tag;
   e.location = place;
   e.time_ns = s.events.size() * 1001;
+  if (s.now_ns < e.time_ns) s.now_ns = e.time_ns;
   s.events.push_back(e);
 }
 

@@ -19,19 +19,25 @@
 
 #include "catch.hpp"
 #include "driver/faulty.hpp"
+#include "report/page_reader.hpp"
+#include "report/undo.hpp"
+#include "report/unpickle.hpp"
 #include "report/whole.hpp"
 #include "tarn/core/tag.hpp"
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/fenced.hpp"
 #include "tarn/debug/poisoned.hpp"
 #include "tarn/debug/with_history.hpp"
+#include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/tagged.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/perfetto.hpp"
+#include "tarn/report/pickle.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/take_snapshot.hpp"
+#include "tarn/report/timeline_html.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;
@@ -412,6 +418,52 @@ std::vector<std::int64_t> counter_in_perfetto(snapshot const& s, std::string con
   return values;
 }
 
+/// The live bytes after each event of the page, undone from the blocks that are live at the end: by the
+/// addresses of its events, as its script does.
+std::vector<std::int64_t> live_on_page(snapshot const& s) {
+  std::ostringstream file;
+  write_timeline_html(file, s);
+  snapshot const page = tarn_test::read_page(file.str());
+  std::map<std::uintptr_t, std::int64_t> live;
+  for (snapshot_segment const& segment : page.segments) {
+    for (snapshot_block const& b : segment.blocks) {
+      if (b.use == block_use::live) live[b.address] = static_cast<std::int64_t>(b.bytes);
+    }
+  }
+  std::size_t misfits = 0;
+  std::vector<std::int64_t> values;
+  auto const note = [&] {
+    values.push_back(0);
+    for (auto const& [address, bytes] : live) values.back() += bytes;
+  };
+  note();
+  for (std::size_t i = page.events.size(); i-- > 0;) {
+    snapshot_event const& e = page.events[i];
+    if (e.kind == snapshot_event_kind::allocate) misfits += live.erase(e.address) == 0;
+    if (e.kind == snapshot_event_kind::free)
+      misfits += !live.emplace(e.address, static_cast<std::int64_t>(e.bytes)).second;
+    if (e.kind <= snapshot_event_kind::free) note();
+  }
+  CHECK(misfits == 0);
+  std::reverse(values.begin(), values.end());
+  return values;
+}
+
+/// The page, the Perfetto trace and the pickle show the same live bytes over time; returns them.
+std::vector<std::int64_t> live_over_time(snapshot const& s) {
+  check_whole(s);
+  std::vector<std::int64_t> const traced = counter_in_perfetto(s, "live bytes");
+  CHECK(traced == live_on_page(s));
+  CHECK(traced.back() == static_cast<std::int64_t>(blocks_with(s, block_use::live).bytes));
+  std::ostringstream pickle;
+  write_pickle(pickle, s);
+  CHECK(tarn_test::undone_history(*tarn_test::unpickler(pickle.str()).read(), 0).mistake() == "");
+  return traced;
+}
+
+using curve = std::vector<std::int64_t>;
+constexpr std::int64_t mib = 1 << 20;
+
 /// Allocates and frees under a tag, and compares each figure of the snapshot with the blocks that the program
 /// has.
 template <class Memory>
@@ -484,6 +536,97 @@ TEST_CASE("take_snapshot adds up over layers that move blocks or keep freed ones
   check_figures(pool() | checked{} | recorded);
   check_figures(pool() | checked{.quarantine_blocks = 5} | poisoned{} | fenced{} | tracked{} | recorded);
   check_figures(pool() | fenced{} | checked{} | recorded);
+}
+
+TEST_CASE("take_snapshot reports each block of a source that fallback_to adds as a segment of its own",
+          "[report][snapshot][viewer_history]") {
+  sim_machine const machine;
+  auto memory = sim_pages{machine.driver(0)} | limited{6_MiB} | pooled{} |
+                fallback_to{sim_pinned_host{machine.driver(0)}} | with_history{};
+  void* const own = memory.allocate({}, 4_MiB);
+  void* const added = memory.allocate({}, 8_MiB);
+  snapshot s = take_snapshot(memory);
+  check_history(s);
+  CHECK(live_over_time(s) == curve{0, 4 * mib, 12 * mib});
+  CHECK(s.pool.live == 12_MiB);
+  CHECK(s.pool.reserved == 12_MiB);
+  CHECK(s.pool.larger.reserved.current == static_cast<std::int64_t>(12_MiB));
+  REQUIRE(block_at(s, added) != nullptr);
+  CHECK(block_at(s, added)->requested == 8_MiB);
+  memory.deallocate({}, added, 8_MiB);
+  s = take_snapshot(memory);
+  CHECK(live_over_time(s) == curve{0, 4 * mib, 12 * mib, 4 * mib});
+  CHECK(s.pool.reserved == 4_MiB);
+  memory.deallocate({}, own, 4_MiB);
+}
+
+TEST_CASE("reports omit an allocation whose block the pool has released without the history",
+          "[report][snapshot][viewer_history]") {
+  sim_machine const machine = address_only_machine();
+  auto pool = sim_pages{machine.driver(0)} | pooled{};
+  auto memory = pool | with_history{};
+  void* const kept = memory.allocate({}, 8_MiB);
+  void* const gone = memory.allocate({}, 64_MiB);
+  pool.deallocate({}, gone, 64_MiB);
+  pool.empty_cache();
+  CHECK(live_over_time(take_snapshot(memory)) == curve{0, 8 * mib});
+  memory.deallocate({}, kept, 8_MiB);
+}
+
+TEST_CASE("reports omit a free whose address the pool has handed out again without the history",
+          "[report][snapshot][viewer_history]") {
+  sim_machine const machine = address_only_machine();
+  auto pool = sim_pages{machine.driver(0)} | pooled{};
+  auto memory = pool | with_history{};
+  void* const kept = memory.allocate({}, 8_MiB);
+  void* const freed = memory.allocate({}, 4_MiB);
+  memory.deallocate({}, freed, 4_MiB);
+  void* const past = pool.allocate({}, 4_MiB);
+  REQUIRE(past == freed);
+  CHECK(live_over_time(take_snapshot(memory)) == curve{0, 8 * mib, 12 * mib});
+  pool.deallocate({}, past, 4_MiB);
+  memory.deallocate({}, kept, 8_MiB);
+}
+
+TEST_CASE("take_snapshot reports quarantined blocks as deferred, on both sides of the history",
+          "[report][snapshot]") {
+  sim_machine const machine;
+  sim_driver const driver = machine.driver(0);
+  auto const check = [](auto memory, std::size_t keeps) {
+    void* const live = memory.allocate({}, 3_MiB);
+    void* const small = memory.allocate({}, 1000);
+    void* const freed = memory.allocate({}, 5_MiB);
+    memory.deallocate({}, freed, 5_MiB);
+    snapshot const s = take_snapshot(memory);
+    check_whole(s);
+    CHECK(blocks_with(s, block_use::deferred).blocks == keeps);
+    CHECK(blocks_with(s, block_use::deferred).bytes == s.pool.deferred);
+    CHECK(s.pool.deferred_blocks == keeps);
+    CHECK(s.pool.deferred >= keeps * 5_MiB);
+    CHECK(blocks_with(s, block_use::live).blocks == 2);
+    CHECK(s.pool.live >= 3_MiB + 1000 + keeps * 5_MiB);
+    if (blocks_with(s, block_use::live).requested != 0) {
+      CHECK(live_over_time(s).size() == 5);
+      CHECK(s.tags[0].bytes == blocks_with(s, block_use::live).bytes);
+    }
+    std::int64_t const in_parts = s.pool.smaller.reserved.current + s.pool.larger.reserved.current;
+    CHECK(in_parts == static_cast<std::int64_t>(s.pool.reserved));
+    std::int64_t const handles = s.pool.smaller.handles.current + s.pool.larger.handles.current;
+    CHECK(handles == static_cast<std::int64_t>(s.pool.handles));
+    memory.deallocate({}, live, 3_MiB);
+    memory.deallocate({}, small, 1000);
+  };
+  auto const pool = [&] { return sim_pages{driver} | pooled{}; };
+  check(pool() | checked{}, 1);
+  check(pool() | checked{} | with_history{}, 1);
+  check(pool() | with_history{} | checked{}, 1);
+  check(pool() | with_history{}, 0);
+  check(sim_malloc{driver} | checked{} | with_history{}, 1);
+  check(sim_malloc{driver} | with_history{} | checked{}, 1);
+  check(sim_malloc{driver} | with_history{}, 0);
+  check(sim_pages{driver} | limited{2_MiB} | pooled{} | fallback_to{sim_malloc{driver}} | checked{} |
+            with_history{},
+        1);
 }
 
 TEST_CASE("take_snapshot takes no history of a layer below the pool, which sees the pool's segments",

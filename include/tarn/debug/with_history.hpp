@@ -126,6 +126,9 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not
   /// while memory for the copy is allocated nor while frames are named. @throws std::bad_alloc
   [[nodiscard]] memory_history record();
+  /// Ends the question which blocks are in quarantine above the record: record() has those below.
+  template <class F>
+  void each_quarantined(F const&) const noexcept {}
   /// The tags that were ever used in an allocation, "untagged" first; the bytes of record(), but faster.
   /// @throws std::bad_alloc
   [[nodiscard]] std::vector<history_tag> tags() const;

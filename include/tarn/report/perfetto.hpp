@@ -17,6 +17,7 @@
 #include "tarn/core/text.hpp"
 #include "tarn/report/json_text.hpp"
 #include "tarn/report/snapshot.hpp"
+#include "tarn/report/viewer_history.hpp"
 
 namespace TARN_NAMESPACE {
 
@@ -31,7 +32,7 @@ namespace detail {
 class perfetto_writer {
  public:
   perfetto_writer(std::ostream& out, snapshot const& s, perfetto_options const& options)
-      : json_(out), snapshot_(s), options_(options), of_tag_(s.tags.size() + 1, 0) {
+      : json_(out), snapshot_(s), history_(s), options_(options), of_tag_(s.tags.size() + 1, 0) {
     begin_at_start();
   }
 
@@ -49,7 +50,9 @@ class perfetto_writer {
     if (!has_calls) blocks_.clear();
     if (has_calls) count_live(0);
     for (auto const& [address, b] : blocks_) slice("b", address, b, 0);
-    for (snapshot_event const& e : snapshot_.events) write(e);
+    for (std::size_t i = 0; i < snapshot_.events.size(); ++i) {
+      if (!history_.contradicts(i)) write(snapshot_.events[i]);
+    }
     for (auto const& [address, b] : blocks_) slice("e", address, b, snapshot_.now_ns);
     if (!has_calls) count_live(snapshot_.now_ns);
     json_.end_array().end_object().line();
@@ -74,7 +77,8 @@ class perfetto_writer {
     of_tag_[b.tag] += sign * static_cast<std::int64_t>(b.bytes);
   }
 
-  /// Computes the live and reserved bytes before the first event by undoing the events from the end.
+  /// Computes the live and reserved bytes before the first event by undoing the events from the snapshot's
+  /// moment.
   void begin_at_start() {
     for (snapshot_segment const& s : snapshot_.segments) {
       reserved_ += static_cast<std::int64_t>(s.bytes);
@@ -82,17 +86,19 @@ class perfetto_writer {
         if (b.use == block_use::live) add_live(blocks_[b.address] = block_of(b), 1);
       }
     }
-    for (std::size_t i = snapshot_.events.size(); i-- > 0;) {
+    for (std::size_t i = history_.known(); i-- > 0;) {
       snapshot_event const& e = snapshot_.events[i];
       auto const bytes = static_cast<std::int64_t>(e.bytes);
       if (e.kind == snapshot_event_kind::reserve) reserved_ -= bytes;
       if (e.kind == snapshot_event_kind::release) reserved_ += bytes;
-      auto const found = blocks_.find(e.address);
-      if (e.kind == snapshot_event_kind::allocate && found != blocks_.end()) {
-        add_live(found->second, -1);
-        blocks_.erase(found);
-      } else if (e.kind == snapshot_event_kind::free && found == blocks_.end()) {
-        add_live(blocks_[e.address] = block_of(e), 1);
+      if (e.kind > snapshot_event_kind::free || history_.contradicts(i)) continue;
+      live_block const b = block_of(e);
+      bool const is_free = e.kind == snapshot_event_kind::free;
+      add_live(b, is_free ? 1 : -1);
+      if (is_free) {
+        blocks_.emplace(e.address, b);
+      } else {
+        blocks_.erase(e.address);
       }
     }
     for (auto& [address, b] : blocks_) b.number = ++numbers_;
@@ -106,17 +112,17 @@ class perfetto_writer {
         return count("reserved bytes", reserved_ -= static_cast<std::int64_t>(e.bytes), e.time_ns);
       case snapshot_event_kind::allocate: {
         live_block const b = block_of(e, ++numbers_);
-        if (!blocks_.emplace(e.address, b).second) return;
         change(b, 1, e.time_ns);
-        return slice("b", e.address, b, e.time_ns);
+        if (blocks_.emplace(e.address, b).second) slice("b", e.address, b, e.time_ns);
+        return;
       }
       case snapshot_event_kind::free: {
+        change(block_of(e), -1, e.time_ns);
         auto const found = blocks_.find(e.address);
         if (found == blocks_.end()) return;
-        live_block const b = found->second;
+        slice("e", e.address, found->second, e.time_ns);
         blocks_.erase(found);
-        change(b, -1, e.time_ns);
-        return slice("e", e.address, b, e.time_ns);
+        return;
       }
       default:
         begin("i", "out of memory", e.time_ns).field("s", "g").key("args").begin_object();
@@ -185,6 +191,7 @@ class perfetto_writer {
 
   json_text json_;
   snapshot const& snapshot_;
+  viewer_history history_;
   perfetto_options options_;
   std::int64_t live_ = 0;
   std::int64_t reserved_ = 0;
@@ -196,9 +203,10 @@ class perfetto_writer {
 }  // namespace detail
 
 /// Writes a snapshot's history in Chrome's JSON trace format; times are microseconds since the snapshot's
-/// start. Errors are reported by the stream's state. Where no calls were recorded, live bytes are a single
-/// value, at the snapshot's time. Some 80 bytes of the file per counter step; two steps per allocation or
-/// free with tags, else one.
+/// start. Errors are reported by the stream's state. An allocation or a free that contradicts the final state
+/// is omitted: see viewer_history.hpp. Where no calls were recorded, live bytes are a single value, at the
+/// snapshot's time. Some 80 bytes of the file per counter step; two steps per allocation or free with tags,
+/// else one.
 inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_options const& options = {}) {
   detail::perfetto_writer(out, s, options).write();
 }

@@ -99,16 +99,29 @@ inline bool merge_history(std::vector<snapshot_segment>& segments, std::vector<h
   return agreed && next == live.end();
 }
 
-/// Reports blocks that a layer above the pool keeps from reuse as deferred: their user has freed them.
-inline void defer_quarantined(snapshot& s, std::vector<quarantined_block> const& kept) {
-  std::unordered_map<std::uintptr_t, std::size_t> requested;
-  for (quarantined_block const& k : kept) requested.emplace(k.address, k.requested);
+/// Reports blocks that `checked` keeps from reuse as deferred: their user has freed them. The record does not
+/// have those that a layer below it keeps; where it has one again, that was handed out meanwhile.
+/// @param above  kept by a layer above the record, which has them as live: they are freed at its time
+inline void defer_quarantined(snapshot& s, memory_history& record,
+                              std::vector<quarantined_block> const& above) {
+  std::unordered_map<std::uintptr_t, std::size_t> unseen;
+  std::unordered_map<std::uintptr_t, std::size_t> seen;
+  for (quarantined_block const& k : record.quarantined) unseen.emplace(k.address, k.requested);
+  for (quarantined_block const& k : above) seen.emplace(k.address, k.requested);
   for (snapshot_segment& segment : s.segments) {
     for (snapshot_block& b : segment.blocks) {
-      // A block of the record was handed out again meanwhile.
-      if (b.use != block_use::live || b.requested != 0) continue;
-      auto const found = requested.find(b.address);
-      if (found == requested.end()) continue;
+      if (b.use != block_use::live) continue;
+      auto const& kept = b.requested == 0 && unseen.contains(b.address) ? unseen : seen;
+      auto const found = kept.find(b.address);
+      if (found == kept.end()) continue;
+      if (b.requested != 0) {
+        history_tag& t = record.tags[b.tag];
+        t.bytes -= min_of(t.bytes, b.bytes);
+        t.requested -= min_of(t.requested, b.requested);
+        --t.blocks;
+        s.events.push_back(
+            {snapshot_event_kind::free, b.address, b.bytes, b.requested, b.stream, b.tag, 0, record.now_ns});
+      }
       b.use = block_use::deferred;
       b.requested = min_of(found->second, b.bytes);
       s.pool.deferred += b.bytes;
@@ -196,22 +209,64 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
   return events;
 }
 
-/// Without a pool, each block is a segment of its own, which begins and ends with it.
-inline void stand_alone(snapshot& s, memory_history const& record) {
-  for (history_block const& w : record.live) {
-    snapshot_segment segment;
-    segment.address = w.address;
-    segment.bytes = w.bytes;
+/// Whether the block at `p` is a piece of a pool's memory, and not one of a source.
+struct is_of_pool {
+  void const* p = nullptr;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+    requires(gives_pieces<L> || !stands_on_another<L>)
+  constexpr bool operator()(L&) const noexcept {
+    return gives_pieces<L>;
+  }
+};
+
+/// Takes the blocks that are in no pool out of a record that is sorted by address, and returns them with
+/// those in quarantine below it.
+template <class Resource>
+[[nodiscard]] std::vector<snapshot_block> take_alone(Resource& memory, memory_history& record) {
+  std::vector<snapshot_block> alone;
+  auto const is_alone = [&](std::uintptr_t address) {
+    return !nearest(memory, is_of_pool{reinterpret_cast<void const*>(address)});  // NOLINT: as recorded
+  };
+  for (quarantined_block const& k : record.quarantined) {
+    auto const at =
+        std::lower_bound(record.live.begin(), record.live.end(), k.address,
+                         [](history_block const& b, std::uintptr_t address) { return b.address < address; });
+    bool const is_live_again = at != record.live.end() && at->address == k.address;
+    if (is_live_again || !is_alone(k.address)) continue;
+    snapshot_block& b = alone.emplace_back();
+    b.address = k.address;
+    b.bytes = block_bytes_of(memory, k.requested, default_alignment);
+    b.use = block_use::live;
+  }
+  std::erase_if(record.live, [&](history_block const& w) {
+    if (!is_alone(w.address)) return false;
+    alone.push_back(block_of(w));
+    return true;
+  });
+  return alone;
+}
+
+/// Each block that is in no pool is a segment of its own, which begins and ends with it.
+inline void add_alone(snapshot& s, std::vector<snapshot_block> const& alone) {
+  for (snapshot_block const& b : alone) {
+    snapshot_segment& segment = s.segments.emplace_back();
+    segment.address = b.address;
+    segment.bytes = b.bytes;
     segment.kind = segment_kind::upstream;
-    segment.is_small = w.bytes <= class_limit;
-    segment.blocks.push_back(block_of(w));
-    s.segments.push_back(std::move(segment));
-    s.pool.live += w.bytes;
+    segment.is_small = b.bytes <= class_limit;
+    segment.blocks.push_back(b);
+    pool_part& part = segment.is_small ? s.pool.smaller : s.pool.larger;
+    part.reserved.current += static_cast<std::int64_t>(b.bytes);
+    ++part.handles.current;
+    s.pool.reserved += b.bytes;
+    ++s.pool.handles;
+    s.pool.live += b.bytes;
     ++s.pool.live_blocks;
   }
-  s.pool.reserved = s.pool.live;
-  s.pool.handles = s.pool.live_blocks;
-  s.events = one_history(record.events, {});
+  std::sort(s.segments.begin(), s.segments.end(),
+            [](auto const& a, auto const& b) { return a.address < b.address; });
 }
 
 }  // namespace detail
@@ -230,7 +285,8 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes
 /// and history of the nearest watched layer above the pool. Either suffices. Without a `with_history` layer,
 /// blocks are live with 0 requested, and the only history is that of remember_growth(), with what was held
-/// before it at time 0; without a pool, each live block is a segment.
+/// before it at time 0. A block of the record that is in no pool, since there is none or since it is of a
+/// source that fallback_to adds, is a segment of its own, and counts in `pool`.
 ///
 /// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested
 /// bytes are those of the layer's record. If other threads continue meanwhile, the record and the pool are
@@ -239,7 +295,8 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// or still inside a call.
 ///
 /// Below fences, addresses and bytes are those of the pool's blocks, which hold the user's. What the
-/// quarantine of `checked` keeps is deferred, also in `pool.deferred`.
+/// quarantine of `checked` keeps is deferred, also in `pool.deferred`. If `checked` is above the layer's
+/// record, such a block is freed at the time of the snapshot.
 ///
 /// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool
 /// that was freed inside a capture is deferred until the end of the graph_memory whose graphs use it
@@ -265,16 +322,14 @@ template <class Resource>
   if (memory.driver().identify(stream_ref{}, null_stream).ok()) s.null_stream = null_stream;
   memory_history record;
   for (int attempts_left = 3; attempts_left != 0; --attempts_left) {
-    if constexpr (has_record) {
-      record = nearest(memory, detail::ask_record{});
-    } else {
-      record.quarantined.clear();
-      detail::for_each_quarantined(memory, [&](void* p, std::size_t bytes) {
-        record.quarantined.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
-      });
-    }
+    if constexpr (has_record) record = nearest(memory, detail::ask_record{});
+    std::vector<quarantined_block> kept;  // above the record
+    detail::for_each_quarantined(memory, [&](void* p, std::size_t bytes) {
+      kept.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
+    });
     std::sort(record.live.begin(), record.live.end(),
               [](auto const& a, auto const& b) { return a.address < b.address; });
+    std::vector<snapshot_block> const alone = detail::take_alone(memory, record);
     if constexpr (has_pool) {
       s.pool = nearest(memory, pool_call::state{});
       detail::pool_contents contents = detail::contents_of(memory);
@@ -297,11 +352,13 @@ template <class Resource>
       s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
       bool const agreed = detail::merge_history(s.segments, record.live);
       if (!agreed && attempts_left != 1) continue;
-      detail::defer_quarantined(s, record.quarantined);
+      for (snapshot_block const& b : alone) contents.held.push_back({b.address, b.bytes});
       s.events = detail::one_history(record.events, detail::growth_events(contents, now, record.now_ns));
     } else {
-      detail::stand_alone(s, record);
+      s.events = detail::one_history(record.events, {});
     }
+    detail::add_alone(s, alone);
+    detail::defer_quarantined(s, record, kept);
     break;
   }
   s.started_ns = record.started_ns;

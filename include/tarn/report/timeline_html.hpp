@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tarn/core/resource.hpp"
@@ -21,6 +22,7 @@
 #include "tarn/report/snapshot.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/report/timeline_page.hpp"
+#include "tarn/report/viewer_history.hpp"
 #include "tarn/report/write_file.hpp"
 
 namespace TARN_NAMESPACE {
@@ -115,7 +117,7 @@ struct html_shape_hash {
 /// Writes the parts of one snapshot. Write events and blocks first: they collect the shapes and streams.
 class html_data {
  public:
-  explicit html_data(snapshot const& of) : of_(of) {
+  explicit html_data(snapshot const& of) : of_(of), history_(of) {
     for_each_address(
         [&](std::uintptr_t address) { base_ = base_ == 0 ? address : (std::min)(base_, address); });
     std::uintptr_t bits = 0;
@@ -128,28 +130,32 @@ class html_data {
 
   void write_events(std::ostream& out) {
     html_numbers numbers(out);
-    std::unordered_map<std::uintptr_t, std::size_t> live;  // address to index of the allocating event
+    // address to the index, among those written, and the stream of the allocating event
+    std::unordered_map<std::uintptr_t, std::pair<std::size_t, stream_id>> live;
     std::uint64_t address = 0;
     std::uint64_t time = 0;
     for (std::size_t i = 0; i < of_.events.size(); ++i) {
+      if (history_.contradicts(i)) continue;
       snapshot_event const& e = of_.events[i];
       auto const head = [&](std::uint64_t what, code c) {
         numbers.add(what << 3U | static_cast<std::uint64_t>(c));
       };
       auto const found = e.kind == snapshot_event_kind::free ? live.find(e.address) : live.end();
       if (found != live.end()) {
-        bool const same = of_.events[found->second].stream == e.stream;
-        head(i - found->second, same ? code::free : code::free_elsewhere);
+        auto const [index, stream] = found->second;
+        bool const same = stream == e.stream;
+        head(events_ - index, same ? code::free : code::free_elsewhere);
         if (!same) numbers.add(stream_index(e.stream));
         live.erase(found);
       } else {
         head(shape_index(e.bytes, e.requested, e.stream, e.tag, e.location), code_of(e.kind));
-        if (e.kind == snapshot_event_kind::allocate) live[e.address] = i;
+        if (e.kind == snapshot_event_kind::allocate) live[e.address] = {events_, e.stream};
         numbers.add_step(address, units(e.address));
         address = units(e.address);
       }
       numbers.add_step(time, e.time_ns);
       time = e.time_ns;
+      ++events_;
     }
     numbers.finish();
   }
@@ -189,6 +195,8 @@ class html_data {
     numbers.finish();
   }
 
+  /// Number of events written.
+  [[nodiscard]] std::size_t events() const noexcept { return events_; }
   [[nodiscard]] std::size_t shapes() const noexcept { return shapes_.size(); }
   [[nodiscard]] std::vector<stream_id> const& streams() const noexcept { return streams_; }
   [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
@@ -228,6 +236,8 @@ class html_data {
   }
 
   snapshot const& of_;
+  viewer_history history_;
+  std::size_t events_ = 0;
   std::uintptr_t base_ = 0;
   unsigned shift_ = 0;
   std::vector<html_shape> shapes_;
@@ -258,7 +268,7 @@ inline void write_html_info(std::ostream& out, snapshot const& s, html_data cons
   // Addresses and stream identities may need more than the 53 bits of a JavaScript number, so they are text.
   json.field("base", std::to_string(data.base())).field("nullStream", std::to_string(s.null_stream));
   json.field("shift", data.shift()).field("started", s.started_ns).field("now", s.now_ns);
-  json.field("events", s.events.size()).field("forgotten", s.forgotten_events);
+  json.field("events", data.events()).field("forgotten", s.forgotten_events);
   json.field("segments", s.segments.size()).field("shapes", data.shapes());
   json.key("streams").begin_array();
   for (stream_id const id : data.streams()) json.text(std::to_string(id));
@@ -305,7 +315,8 @@ inline void add_html_text(std::string& to, std::string_view text) {
 
 /// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes per
 /// event. The curves pass through what is live at `now_ns`: earlier events are undone from there, later ones
-/// applied. Without recorded calls (see with_history) there is no curve of live bytes, and no
+/// applied. An allocation or a free that contradicts what is live then is omitted: see viewer_history.hpp.
+/// Without recorded calls (see with_history) there is no curve of live bytes, and no
 /// peak.
 /// @param out  its state shows whether everything was written: check it afterwards
 /// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then

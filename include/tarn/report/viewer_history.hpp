@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A history that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing
-// events from the last one backwards, and fails if an event does not fit: each block must lie in a segment
-// for its whole lifetime, and a segment that is removed must exist. So the history is first undone here, and
-// the segment changes that the viewer needs are recorded:
+// Which events of a history fit the final state: the rule of all writers that start from it. And a history
+// that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing events from the
+// last one backwards, and fails if an event does not fit: each block must lie in a segment for its whole
+// lifetime, and a segment that is removed must exist. So the history is first undone here, and the segment
+// changes that the viewer needs are recorded:
 //
 //   handles created and released  the parts of them at their original addresses at that moment
 //   a view's block                its segment is added with it; meanwhile its pieces leave their original addresses
 //   a block without a segment     gets one for its lifetime (a view that has ended, memory released without a record);
 //                                 its bytes count twice if they are also at their original address
-//   events that contradict the    omitted
-//   final state
+//   events that contradict the    omitted, also from the page and from the Perfetto trace: a free of a block that is
+//   final state                   live, an allocation of one that is not
+//   events after the snapshot     omitted; the page and the Perfetto trace continue with them
 
 #include <algorithm>
 #include <cstddef>
@@ -46,11 +48,21 @@ class viewer_history {
   explicit viewer_history(snapshot const& s)
       : snapshot_(s), reported_(s.events.size(), reported_as::nothing) {
     for (snapshot_segment const& segment : s.segments) begin_with(segment);
-    for (std::size_t i = s.events.size(); i-- > 0;) undo(i);
+    std::uint64_t latest = 0;  // threads read the clock before their calls are ordered
+    while (known_ < s.events.size() && (latest = (std::max)(latest, s.events[known_].time_ns)) <= s.now_ns)
+      ++known_;
+    for (std::size_t i = known_; i-- > 0;) undo(i);
     std::reverse(changes_.begin(), changes_.end());
   }
 
   [[nodiscard]] reported_as reported(std::size_t event) const noexcept { return reported_[event]; }
+  /// Number of events up to the snapshot's moment.
+  [[nodiscard]] std::size_t known() const noexcept { return known_; }
+  /// Whether the event is an allocation or a free that contradicts the final state.
+  [[nodiscard]] bool contradicts(std::size_t event) const noexcept {
+    return event < known_ && snapshot_.events[event].kind <= snapshot_event_kind::free &&
+           reported_[event] == reported_as::nothing;
+  }
   /// Returns the segment changes in the order of the events.
   [[nodiscard]] std::vector<segment_change> const& changes() const noexcept { return changes_; }
   /// Whether segments consist of pages, which join with adjacent ones and may be split (PyTorch: expandable
@@ -196,6 +208,7 @@ class viewer_history {
   }
 
   snapshot const& snapshot_;
+  std::size_t known_ = 0;
   std::vector<reported_as> reported_;
   std::vector<segment_change> changes_;
   std::map<std::uintptr_t, std::uintptr_t> segments_;  ///< begin to end; adjacent ones are not joined
