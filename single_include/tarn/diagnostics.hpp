@@ -153,7 +153,13 @@ inline tag tag::of_scope() noexcept {
 
 namespace TARN_NAMESPACE {
 
-enum class logged_call : std::uint8_t { allocate, deallocate, allocate_sync, deallocate_sync };
+enum class logged_call : std::uint8_t {
+  allocate,
+  deallocate,
+  allocate_sync,
+  deallocate_sync,
+  extend  ///< of a block that has become longer; `bytes` is its new size
+};
 
 enum class call_outcome : std::uint8_t {
   pending,  ///< the call is about to be made
@@ -199,7 +205,7 @@ struct log_function {
 /// The hook may be called from several threads at once, and must not allocate or free through this memory. It
 /// may throw. From a successful allocation its exception reaches the caller, after the block was given back:
 /// nothing has changed. From a failed allocation the upstream's own exception is passed on instead. From a
-/// deallocation, which never throws, the hook's exception is dropped.
+/// deallocation, which never throws, and from a block that has become longer the hook's exception is dropped.
 template <class Hook = detail::log_function>
   requires std::invocable<Hook&, call_record const&>
 struct logged {
@@ -247,6 +253,15 @@ struct logged {
     next.deallocate(r, p);
     if (moments == log_moments::both) log_quietly(call, call_outcome::done);
   }
+  /// Logs only a block that has become longer.
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    if (!next.extend(r, p, more)) return false;
+    call_record call = record_of(logged_call::extend, r);
+    call.address = p;
+    call.bytes += more;
+    log_quietly(call, call_outcome::done);
+    return true;
+  }
 
  private:
   [[nodiscard]] static call_record record_of(logged_call which, request const& r) noexcept {
@@ -273,7 +288,8 @@ inline constexpr std::string_view log_line_header =
 namespace detail {
 
 [[nodiscard]] constexpr std::string_view name_of(logged_call call) noexcept {
-  constexpr std::string_view names[] = {"allocate", "deallocate", "allocate_sync", "deallocate_sync"};
+  constexpr std::string_view names[] = {"allocate", "deallocate", "allocate_sync", "deallocate_sync",
+                                        "extend"};
   return names[static_cast<std::size_t>(call)];
 }
 [[nodiscard]] constexpr std::string_view name_of(call_outcome outcome) noexcept {
@@ -472,6 +488,9 @@ class nvtx_ranged_layer : public resource_adaptor<nvtx_ranged_layer<Upstream>, U
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
     nvtx_range const range(deallocate_, r.bytes, category_);
     next.deallocate(r, p);
+  }
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    return next.extend(r, p, more);
   }
 
  private:
@@ -1360,6 +1379,7 @@ template <class Resource>
 // 0.0004 MiB.
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -1571,20 +1591,26 @@ inline constexpr bool is_in_device_memory = requires {
   requires has_property<T, device_accessible> && !has_property<T, host_accessible>;
 };
 
-/// A table entry, and the layer that it describes: the same pool, passed twice, counts once.
+/// A table entry, and what it describes: the same pool, passed twice, counts once.
 struct found_share {
   pool_share share;
-  void const* layer = nullptr;
+  pools_of_stack layers;
   device_id device;
   bool is_in_device_memory = false;
 };
 
 template <class Layer>
-[[nodiscard]] found_share found_in(Layer const& layer) {
-  return {.share = {},
-          .layer = &layer,
-          .device = layer.driver().device(),
-          .is_in_device_memory = detail::is_in_device_memory<Layer>};
+[[nodiscard]] found_share found_in(Layer& layer) {
+  found_share found{.share = {},
+                    .layers = {},
+                    .device = layer.driver().device(),
+                    .is_in_device_memory = detail::is_in_device_memory<Layer>};
+  if constexpr (std::invocable<pool_call::list_pools const&, Layer&>) {
+    pool_call::list_pools{found.layers}(layer);
+  } else {
+    found.layers.pools.push_back(&layer);
+  }
+  return found;
 }
 
 /// Describes each of the nearest pools.
@@ -1625,10 +1651,11 @@ std::vector<found_share> shares_of(Memory memory) {
           [](auto& l) -> decltype(static_cast<void>(l.statistics()), found_in(l)) { return found_in(l); }));
       found[0].share.reserved = found[0].share.live = allocated;
     }
-    // `tracked` may also count memory of another source (fallback_to); then it does not show this pool's
-    // rounding.
+    // `tracked` may also count memory of another source or pool (fallback_to); then it does not show this
+    // pool's rounding.
     pool_share& p = found[0].share;
-    if (found.size() == 1 && allocated <= p.live) {
+    bool const others = routes_above_pool<layer_behind<Memory>>() || found[0].layers.has_other_blocks;
+    if (!others && allocated <= p.live) {
       p.requested = requested;
       p.rounding = allocated - requested;
       p.untracked = p.live - allocated;
@@ -1692,6 +1719,9 @@ memory_explanation explain(Subjects const&... subjects) {
   memory_explanation e;
   e.device = driver.device().value;
   std::vector<void const*> seen;
+  auto const is_seen = [&](void const* pool) {
+    return std::find(seen.begin(), seen.end(), pool) != seen.end();
+  };
   std::size_t pools = 0;
   auto const take = [&]<class Subject>(Subject const& subject) {
     if constexpr (std::is_same_v<Subject, context_cost>) {
@@ -1709,8 +1739,8 @@ memory_explanation explain(Subjects const&... subjects) {
       }
       if constexpr (is_memory<Subject>) {
         for (found_share& found : shares_of(subject)) {
-          if (std::find(seen.begin(), seen.end(), found.layer) != seen.end()) continue;
-          seen.push_back(found.layer);
+          if (std::any_of(found.layers.pools.begin(), found.layers.pools.end(), is_seen)) continue;
+          seen.insert(seen.end(), found.layers.pools.begin(), found.layers.pools.end());
           if (found.is_in_device_memory && found.device.value != e.device) continue;
           found.share.name = concat({"pool ", std::to_string(++pools)});
           (found.is_in_device_memory ? e.pools : e.host_pools).push_back(std::move(found.share));
@@ -1721,7 +1751,7 @@ memory_explanation explain(Subjects const&... subjects) {
   (take(subjects), ...);
   other_pools<std::remove_cvref_t<decltype(driver)>>::for_each_reserved(
       driver, [&](void const* pool, std::size_t bytes) {
-        if (std::find(seen.begin(), seen.end(), pool) != seen.end()) return;
+        if (is_seen(pool)) return;
         e.other_pools += bytes;
         ++e.other_pool_count;
       });

@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_d24db339
+#define TARN_NAMESPACE tarn::inline v0_2_0_91269137
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -9020,14 +9020,11 @@ class tracked_layer {
 };
 
 }  // namespace TARN_NAMESPACE
-// ---- tarn/pool/pages/memory_left.hpp
-// How much memory a pool can still take from the layers below it: the device's free memory, less headroom,
-// within each limit.
+// ---- tarn/pool/graph/graph_totals.hpp
+// The memory that pools hold for captured graphs, summed up for the statistics.
 
 #include <concepts>
 #include <cstddef>
-#include <type_traits>
-#include <utility>
 
 // ---- tarn/pool/pages/growth_lock.hpp
 // A scoped holder of the growth lock. A function that takes a growth_lock const& runs under it and keeps it.
@@ -9039,11 +9036,62 @@ namespace TARN_NAMESPACE::detail {
 using growth_lock = scoped_lock<recursive_fork_mutex>;
 
 }  // namespace TARN_NAMESPACE::detail
+
+namespace TARN_NAMESPACE {
+namespace detail {
+
+/// Bytes but for `owners`.
+struct graph_totals {
+  std::size_t owners = 0;  ///< graph memories, and ended ones whose memory has not gone back yet
+  std::size_t reserved = 0;
+  std::size_t allocated = 0;
+  std::size_t kept = 0;  ///< blocks that captures freed though they are not their owner's
+};
+
+}  // namespace detail
+namespace pool_call {
+
+/// Adds those of each pool to `sum`.
+struct add_graphs {
+  detail::graph_totals& sum;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+    requires(requires(L& l, detail::graph_totals& s) { l.add_graphs(s); } ||
+             std::invocable<inspect<any_look> const&, L&>)
+  void operator()(L& l) const {
+    if constexpr (requires { l.add_graphs(sum); }) {
+      l.add_graphs(sum);
+    } else {
+      auto const look = [&](detail::growth_lock const& growing, auto&, auto&, auto& deferred, auto& graphs) {
+        sum.kept += deferred.bytes_for_graphs();
+        graphs.for_each_state(growing, [&](graph_state const& s) {
+          ++sum.owners;
+          sum.reserved += s.reserved;
+          sum.allocated += s.allocated;
+        });
+      };
+      inspect{look}(l);
+    }
+  }
+};
+
+}  // namespace pool_call
+}  // namespace TARN_NAMESPACE
+// ---- tarn/pool/pages/memory_left.hpp
+// How much memory a pool can still take from the layers below it: the device's free memory, less headroom,
+// within each limit.
+
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
 // ---- tarn/pool/pool_state.hpp
 // The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets of
 // totals and reports read the table pool_numbers: a new number is a member of pool_state, a row below, and a
 // line where it is counted; a new peak also one in reset_peaks() (pool_statistics.hpp).
 
+#include <concepts>
 #include <cstddef>
 
 namespace TARN_NAMESPACE {
@@ -9186,6 +9234,24 @@ inline void add(pool_part& a, pool_part const& b) noexcept {
   return a;
 }
 
+/// The pools that state() sums up.
+struct pools_of_stack {
+  sequence<void const*> pools;    ///< the address of each
+  bool has_other_blocks = false;  ///< a layer above them also has blocks of another resource
+};
+
+/// Whether a layer above the nearest pool routes to several resources.
+template <class Layer>
+[[nodiscard]] constexpr bool routes_above_pool() noexcept {
+  if constexpr (routes_calls<Layer>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer> && !gives_pieces<Layer>) {
+    return routes_above_pool<layer_below<Layer>>();
+  } else {
+    return false;
+  }
+}
+
 }  // namespace detail
 namespace pool_call {
 
@@ -9198,6 +9264,21 @@ struct state {
   template <class L>
   auto operator()(L& l) const -> decltype(pool_state(l.state())) {
     return l.state();
+  }
+};
+
+/// Adds each of these pools.
+struct list_pools {
+  detail::pools_of_stack& found;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+    requires std::invocable<state const&, L&>
+  void operator()(L& l) const {
+    if constexpr (requires { l.list_pools(found); }) {
+      l.list_pools(found);
+    } else {
+      found.pools.push_back(&l);
+    }
   }
 };
 
@@ -9456,6 +9537,8 @@ class erased_pool {
   virtual void deallocate(stream_ref, void*, std::size_t, std::size_t, attribution const&) noexcept = 0;
   virtual void* allocate_sync(std::size_t, std::size_t, attribution const&) = 0;
   virtual void deallocate_sync(void*, std::size_t, std::size_t, attribution const&) noexcept = 0;
+  [[nodiscard]] virtual bool extend(stream_ref, void*, std::size_t, std::size_t, std::size_t,
+                                    attribution const&) = 0;
   virtual void record_stream(void*, std::size_t, stream_ref, source_location) = 0;
   virtual std::size_t trim(std::size_t, source_location) = 0;
   [[nodiscard]] virtual bool owns(void const*) const noexcept = 0;
@@ -9471,6 +9554,8 @@ class erased_pool {
   [[nodiscard]] virtual Driver const& driver() const noexcept = 0;
   [[nodiscard]] virtual void const* identity() const noexcept = 0;
   [[nodiscard]] virtual pool_state state() const = 0;
+  virtual void list_pools(pools_of_stack&) const = 0;
+  virtual void add_graphs(graph_totals&) const = 0;
   [[nodiscard]] virtual tracked_statistics statistics() const = 0;
   virtual void reset_peaks() = 0;
   virtual void reset_totals() = 0;
@@ -9507,6 +9592,10 @@ class erased_pool_of final : public erased_pool<typename Resource::driver_type> 
                        attribution const& call) noexcept override {
     memory_.deallocate_sync(p, bytes, alignment, call);
   }
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment, attribution const& call) override {
+    return memory_.extend(stream, p, bytes, more, alignment, call);
+  }
   void record_stream(void* p, std::size_t bytes, stream_ref stream, source_location where) override {
     memory_.record_stream(p, bytes, stream, where);
   }
@@ -9542,6 +9631,13 @@ class erased_pool_of final : public erased_pool<typename Resource::driver_type> 
   }
   [[nodiscard]] void const* identity() const noexcept override { return &memory_.layer(); }
   [[nodiscard]] pool_state state() const override { return nearest(memory_, pool_call::state{}); }
+  void list_pools(pools_of_stack& found) const override {
+    nearest(memory_, pool_call::list_pools{found});
+    found.has_other_blocks = found.has_other_blocks || routes_above_pool<layer_behind<Resource>>();
+  }
+  void add_graphs(graph_totals& sum) const override {
+    if constexpr (reachable<Resource, pool_call::add_graphs>) nearest(memory_, pool_call::add_graphs{sum});
+  }
   [[nodiscard]] tracked_statistics statistics() const override { return TARN_OF_NEAREST(statistics()); }
   void reset_peaks() override { nearest(memory_, pool_call::reset_peaks{}); }
   void reset_totals() override { nearest(memory_, pool_call::reset_totals{}); }
@@ -9645,6 +9741,11 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
                        attribution call = attribution::current()) noexcept {
     pool_->deallocate_sync(p, bytes, alignment, call);
   }
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment = default_alignment,
+                            attribution call = attribution::current()) {
+    return pool_->extend(stream, p, bytes, more, alignment, call);
+  }
   // The same four calls under their other names.
   using call_names<basic_any_resource>::allocate;
   using call_names<basic_any_resource>::deallocate;
@@ -9676,10 +9777,12 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
   void observe_deferred(detail::deferred_observer& observer) const { pool_->observe_deferred(observer); }
   void end_observation(detail::deferred_observer& observer) const { pool_->end_observation(observer); }
 
-  // What the statistics and peak_scope call.
+  // What the statistics, explain_memory() and peak_scope call.
 
   [[nodiscard]] char const* allocator_backend() const { return pool_->allocator_backend(); }
   [[nodiscard]] pool_state state() const { return pool_->state(); }
+  void list_pools(detail::pools_of_stack& found) const { pool_->list_pools(found); }
+  void add_graphs(detail::graph_totals& sum) const { pool_->add_graphs(sum); }
   [[nodiscard]] tracked_statistics statistics() const { return pool_->statistics(); }
   void reset_peaks() const { pool_->reset_peaks(); }
   void reset_totals() const { pool_->reset_totals(); }
@@ -26692,28 +26795,6 @@ inline constexpr auto ask_statistics = [](auto& layer) -> decltype(layer.statist
   return layer.statistics();
 };
 
-/// The memory that pools hold for captured graphs, bytes.
-struct graph_totals {
-  std::size_t owners = 0;  ///< graph memories, and ended ones whose memory has not gone back yet
-  std::size_t reserved = 0;
-  std::size_t allocated = 0;
-  std::size_t kept = 0;  ///< blocks that captures freed though they are not their owner's
-};
-template <class Resource>
-graph_totals graphs_of(Resource& memory) {
-  graph_totals sum;
-  auto const look = [&](growth_lock const& growing, auto&, auto&, auto& deferred, auto& graphs) {
-    sum.kept += deferred.bytes_for_graphs();
-    graphs.for_each_state(growing, [&](graph_state const& s) {
-      ++sum.owners;
-      sum.reserved += s.reserved;
-      sum.allocated += s.allocated;
-    });
-  };
-  nearest(memory, pool_call::inspect{look});
-  return sum;
-}
-
 template <class Resource>
 inline constexpr bool is_tracked = reachable<Resource, decltype(ask_statistics)>;
 template <class Resource>
@@ -26781,7 +26862,7 @@ template <class Resource>
 reported_numbers read_numbers(Resource& memory) {
   reported_numbers n{statistics_of(memory), {}, {}, {}, {}, {}, {}};
   if constexpr (is_pooled<Resource>) n.pool = state_of(memory);
-  if constexpr (reachable<Resource, pool_call::inspect<pool_call::any_look>>) n.graphs = graphs_of(memory);
+  if constexpr (reachable<Resource, pool_call::add_graphs>) nearest(memory, pool_call::add_graphs{n.graphs});
   pool_state const& p = n.pool;
   auto const all = [](std::size_t now, std::size_t peak, std::size_t taken, std::size_t given) {
     return counter{static_cast<std::int64_t>(now), static_cast<std::int64_t>(peak),

@@ -42,8 +42,8 @@ struct failing {
 };
 
 /// Counts allocations of any thread, with and without a stream, and the growth of a growing_buffer; those of
-/// zero bytes are not counted. Only allocations fail, not copies, streams or events. Thread-safe. One relaxed
-/// atomic operation per allocation.
+/// zero bytes are not counted, nor is extend(). Only allocations fail, not copies, streams or events.
+/// Thread-safe. One relaxed atomic operation per allocation.
 template <class Upstream>
 class failing_layer : public resource_adaptor<failing_layer<Upstream>, Upstream> {
   using base = resource_adaptor<failing_layer<Upstream>, Upstream>;
@@ -58,6 +58,9 @@ class failing_layer : public resource_adaptor<failing_layer<Upstream>, Upstream>
       if (is_from_first(call) && call - options_.call < options_.times) refuse(r);
     }
     return next.allocate(r);
+  }
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    return next.extend(r, p, more);
   }
   /// Whether an allocation was refused here.
   [[nodiscard]] bool has_failed() const noexcept {

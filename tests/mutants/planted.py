@@ -1715,7 +1715,7 @@ PLANTED = {
         Mutant(
             "explain_memory counts a pool twice to which another one falls back",
             "report/explain_memory.hpp",
-            "if (std::find(seen.begin(), seen.end(), found.layer) != seen.end()) continue;",
+            "if (std::any_of(found.layers.pools.begin(), found.layers.pools.end(), is_seen)) continue;",
             "if (&found == nullptr) continue;",
             finder="tests/report/explain_memory.cpp",
         ),
@@ -1932,6 +1932,15 @@ PLANTED = {
             finder="tests/report/take_snapshot.cpp",
         ),
     ],
+    "explain_memory adds up": [
+        Mutant(
+            "bytes of the source that fallback_to adds are the pool's",
+            "report/explain_memory.hpp",
+            "    if (!others && allocated <= p.live) {\n",
+            "    if (found[0].layers.pools.size() == 1 && allocated <= p.live) {\n",
+            finder="tests/report/explain_memory.cpp",
+        ),
+    ],
     "any_resource is the pool that it holds": [
         Mutant(
             "a handle that does not name host_accessible takes memory that the host can access",
@@ -1940,6 +1949,27 @@ PLANTED = {
             "             sizeof(Layer) != 0)\n",
             finder="tests/policy/any_resource.cpp",
             more=(("  template <detail::lacks_host_accessible<Properties...> Layer>\n  basic_any_resource(shared_resource<Layer>) = delete;", "  //"),),
+        ),
+        Mutant(
+            "a handle of any type is another pool for each explain_memory",
+            "pool/pool_state.hpp",
+            "    if constexpr (requires { l.list_pools(found); }) {\n",
+            "    if constexpr (requires { l.no_such_call(found); }) {\n",
+            finder="tests/policy/any_resource.cpp",
+        ),
+        Mutant(
+            "the bytes of a source beside the pool of any type are the pool's",
+            "policy/any_resource.hpp",
+            "    found.has_other_blocks = found.has_other_blocks || routes_above_pool<layer_behind<Resource>>();\n",
+            "",
+            finder="tests/policy/any_resource.cpp",
+        ),
+        Mutant(
+            "a handle of any type has no memory of captured graphs",
+            "policy/any_resource.hpp",
+            "    if constexpr (reachable<Resource, pool_call::add_graphs>) nearest(memory_, pool_call::add_graphs{sum});\n",
+            "    (void)sum;\n",
+            finder="tests/policy/any_resource.cpp",
         ),
         Mutant(
             "two handles to the same pool differ",

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -15,11 +16,15 @@
 #include "tarn/debug/poisoned.hpp"
 #include "tarn/debug/with_history.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/limited.hpp"
+#include "tarn/policy/tagged.hpp"
 #include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/peak_scope.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/raii/sleep.hpp"
+#include "tarn/report/explain_memory.hpp"
 #include "tarn/report/memory_stats.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/summary.hpp"
@@ -230,4 +235,65 @@ TEST_CASE("a default stream named on another device through any_resource is that
   REQUIRE((first.synchronize_device().ok() && other.synchronize_device().ok()));
   CHECK(seen == 7);
   memory.deallocate(stream_ref{}, p, n);
+}
+
+TEST_CASE("extend reaches the pool through any_resource", "[policy][any_resource][pages]") {
+  sim_machine const machine;
+  auto const pool = sim_pages{machine.driver()} | pooled{} | tracked{};
+  any_sim const handle = pool;
+  auto memory = handle | limited{1_GiB};
+  memory.deallocate({}, memory.allocate({}, 16_MiB), 16_MiB);
+  void* const p = memory.allocate({}, 3_MiB);
+  REQUIRE(memory.extend({}, p, 3_MiB, 1_MiB));
+  CHECK(memory_allocated(pool) == 4_MiB);
+  memory.deallocate({}, p, 4_MiB);
+  CHECK(memory_allocated(pool) == 0);
+}
+
+TEST_CASE("memory_stats and memory_summary of any_resource have the memory of captured graphs",
+          "[policy][any_resource][pages]") {
+  sim_machine const machine;
+  auto pool = sim_pages{machine.driver()} | pooled{} | tracked{};
+  graph_memory owner(pool);
+  void* const p = owner.allocate(stream_ref{}, 4_MiB);
+  any_sim const memory = pool;
+  CHECK(memory_stats(memory) == memory_stats(pool));
+  CHECK(memory_summary(memory | tagged{"x"}) == memory_summary(pool));
+  CHECK(memory_summary(memory).find("Graph memory") != std::string::npos);
+  pool.deallocate(stream_ref{}, p, 4_MiB);
+}
+
+TEST_CASE("explain_memory counts each pool behind any_resource once", "[policy][any_resource]") {
+  sim_machine const machine;
+  auto const over = [&](std::size_t limit) {
+    return sim_pages{machine.driver()} | limited{limit} | pooled{};
+  };
+  auto first = over(64_MiB) | tracked{};
+  auto second = over(64_MiB) | tracked{};
+  auto both = over(8_MiB) | fallback_to{over(64_MiB)} | tracked{};
+  auto spilling = over(8_MiB) | fallback_to{sim_malloc{machine.driver()}} | tracked{};
+  auto const a = make_device_buffer<char>(first, 20_MiB, stream_ref{});
+  auto const b = make_device_buffer<char>(second, 30_MiB, stream_ref{});
+  auto const c = make_device_buffer<char>(both, 6_MiB, stream_ref{});
+  auto const d = make_device_buffer<char>(both, 10_MiB, stream_ref{});
+  auto const e = make_device_buffer<char>(spilling, 5_MiB, stream_ref{});
+  std::size_t const all =
+      memory_reserved(first) + memory_reserved(second) + memory_reserved(both) + memory_reserved(spilling);
+  auto const check = [&](std::size_t pools, std::size_t others, auto const&... memory) {
+    memory_explanation const found = explain_memory(memory...);
+    CHECK(found.pools.size() == pools);
+    CHECK(found.other_pool_count == others);
+    CHECK(found.reserved() == all);
+  };
+  any_sim const any_first = first;
+  any_sim const any_both = both;
+  check(2, 3, first, second);
+  check(2, 3, any_first, any_sim(second));
+  check(1, 4, any_first, any_sim(first), first);
+  check(1, 4, first, any_first);
+  check(2, 2, any_both, second);
+  check(1, 4, any_sim(any_first | tracked{}));
+  CHECK(explain_memory(any_first).pools[0].requested == 20_MiB);
+  CHECK_FALSE(explain_memory(any_both).pools[0].requested);
+  CHECK_FALSE(explain_memory(any_sim(spilling)).pools[0].requested);
 }

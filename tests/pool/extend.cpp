@@ -7,14 +7,18 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "catch.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/fenced.hpp"
+#include "tarn/debug/logged.hpp"
+#include "tarn/debug/nvtx_ranged.hpp"
 #include "tarn/debug/with_history.hpp"
 #include "tarn/policy/compose.hpp"
+#include "tarn/policy/failing.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
@@ -182,9 +186,29 @@ TEST_CASE("layers that know extend pass it on", "[pool][extend]") {
   CHECK(over(tagged{"a"}));
   CHECK(over(limited{100_MiB}));
   CHECK(over(with_history{}));
+  CHECK(over(nvtx_ranged{"a"}));
+  CHECK(over(failing{.call = 0}));
+  CHECK(over(logged{[](call_record const&) {}}));
   CHECK(over(retry_on_oom{[](out_of_memory const&, unsigned) { return false; }}));
   CHECK_FALSE(over(checked{}));
   CHECK_FALSE(over(fenced{}));
+}
+
+TEST_CASE("a log shows a longer block, and a hook that throws cannot undo it", "[pool][extend][logged]") {
+  sim_machine const machine;
+  std::vector<call_record> calls;
+  auto pool = sim_pages(machine.driver()) | pooled{} | logged{[&](call_record const& c) {
+                calls.push_back(c);
+                if (c.call == logged_call::extend) throw 1;
+              }};
+  void* const p = with_room_behind(pool);
+  calls.clear();
+  CHECK(pool.extend(stream_ref{}, p, 3_MiB, 1_MiB));
+  CHECK_FALSE(pool.extend(stream_ref{}, p, 4_MiB, 1_TiB));
+  REQUIRE(calls.size() == 1);
+  CHECK((calls[0].address == p && calls[0].bytes == 4_MiB && calls[0].outcome == call_outcome::done));
+  CHECK(std::string(format_log_line(calls[0]).c_str()).rfind("extend,done,", 0) == 0);
+  pool.deallocate(stream_ref{}, p, 4_MiB);
 }
 
 TEST_CASE("a policy of one's own that changes calls answers no, unless it knows extend", "[pool][extend]") {

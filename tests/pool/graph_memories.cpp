@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The files of pool/graph/ alone: captured_streams, end_mark, graph_captures, graph_owner_of, graph_parts,
-// graph_uses; tests/raii/graph_memory.cpp has graph_memories as a whole. Parts of the heap:
+// graph_totals, graph_uses; tests/raii/graph_memory.cpp has graph_memories as a whole. Parts of the heap:
 // tests/pool/heap_parts.cpp.
 #include "tarn/pool/graph/graph_memories.hpp"
 
@@ -12,13 +12,16 @@
 #include "catch.hpp"
 #include "child_process.hpp"
 #include "tarn/driver/captured_handles.hpp"
+#include "tarn/policy/fallback_to.hpp"
 #include "tarn/pool/graph/captured_streams.hpp"
 #include "tarn/pool/graph/deferred_for_graphs.hpp"
 #include "tarn/pool/graph/end_mark.hpp"
 #include "tarn/pool/graph/graph_captures.hpp"
 #include "tarn/pool/graph/graph_owner_of.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
+#include "tarn/pool/graph/graph_totals.hpp"
 #include "tarn/pool/pool_state.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;
@@ -229,4 +232,23 @@ TEST_CASE("graph_owner_of allocates from a part of its own, which is common when
   CHECK(memory->state().reserved >= reserved);
   CHECK(memory->trim(0) != 0);
   CHECK(memory->state().reserved == 0);
+}
+
+TEST_CASE("add_graphs adds the graph memories of both pools of fallback_to", "[graph_memories][pages]") {
+  sim_machine const machine;
+  auto first = sim_pages{machine.driver()} | pooled{};
+  auto second = sim_pages{machine.driver()} | pooled{};
+  auto const memory = first | fallback_to{second};
+  graph_memory a(first);
+  graph_memory b(second);
+  void* const p = a.allocate(stream_ref{}, 4_MiB);
+  void* const q = b.allocate(stream_ref{}, 6_MiB);
+  detail::graph_totals sum;
+  nearest(memory, pool_call::add_graphs{sum});
+  CHECK(sum.owners == 2);
+  CHECK(sum.allocated == 10_MiB);
+  CHECK(sum.reserved == a.state().reserved + b.state().reserved);
+  CHECK(sum.kept == 0);
+  first.deallocate(stream_ref{}, p, 4_MiB);
+  second.deallocate(stream_ref{}, q, 6_MiB);
 }

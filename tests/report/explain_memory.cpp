@@ -368,6 +368,22 @@ TEST_CASE("explain_memory reports rounding as unknown if the counting layer coun
   memory.deallocate({}, b, 4_MiB);
 }
 
+TEST_CASE("explain_memory takes no bytes of another source for the pool's", "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  sim_driver const driver = machine.driver();
+  auto pool = sim_pages{driver} | limited{22_MiB} | pooled{};
+  auto memory = pool | fallback_to{sim_managed{driver}} | tracked{};
+  void* const own = pool.allocate({}, 20_MiB);      // not through `tracked`
+  void* const other = memory.allocate({}, 15_MiB);  // of the fallback
+  memory_explanation const e = explain_memory(memory);
+  check_sums(e);
+  CHECK(e.pools[0].live == 20_MiB);
+  CHECK_FALSE(e.pools[0].requested);
+  CHECK_FALSE(e.pools[0].untracked);
+  memory.deallocate({}, other, 15_MiB);
+  pool.deallocate({}, own, 20_MiB);
+}
+
 TEST_CASE("explain_memory without NVML: unknown parts are named in the residual, and the sum stays exact",
           "[report][explain_memory]") {
   sim_options options = crowded();

@@ -19,7 +19,13 @@
 
 namespace TARN_NAMESPACE {
 
-enum class logged_call : std::uint8_t { allocate, deallocate, allocate_sync, deallocate_sync };
+enum class logged_call : std::uint8_t {
+  allocate,
+  deallocate,
+  allocate_sync,
+  deallocate_sync,
+  extend  ///< of a block that has become longer; `bytes` is its new size
+};
 
 enum class call_outcome : std::uint8_t {
   pending,  ///< the call is about to be made
@@ -65,7 +71,7 @@ struct log_function {
 /// The hook may be called from several threads at once, and must not allocate or free through this memory. It
 /// may throw. From a successful allocation its exception reaches the caller, after the block was given back:
 /// nothing has changed. From a failed allocation the upstream's own exception is passed on instead. From a
-/// deallocation, which never throws, the hook's exception is dropped.
+/// deallocation, which never throws, and from a block that has become longer the hook's exception is dropped.
 template <class Hook = detail::log_function>
   requires std::invocable<Hook&, call_record const&>
 struct logged {
@@ -113,6 +119,15 @@ struct logged {
     next.deallocate(r, p);
     if (moments == log_moments::both) log_quietly(call, call_outcome::done);
   }
+  /// Logs only a block that has become longer.
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    if (!next.extend(r, p, more)) return false;
+    call_record call = record_of(logged_call::extend, r);
+    call.address = p;
+    call.bytes += more;
+    log_quietly(call, call_outcome::done);
+    return true;
+  }
 
  private:
   [[nodiscard]] static call_record record_of(logged_call which, request const& r) noexcept {
@@ -139,7 +154,8 @@ inline constexpr std::string_view log_line_header =
 namespace detail {
 
 [[nodiscard]] constexpr std::string_view name_of(logged_call call) noexcept {
-  constexpr std::string_view names[] = {"allocate", "deallocate", "allocate_sync", "deallocate_sync"};
+  constexpr std::string_view names[] = {"allocate", "deallocate", "allocate_sync", "deallocate_sync",
+                                        "extend"};
   return names[static_cast<std::size_t>(call)];
 }
 [[nodiscard]] constexpr std::string_view name_of(call_outcome outcome) noexcept {

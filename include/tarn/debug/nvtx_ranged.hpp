@@ -169,6 +169,9 @@ class nvtx_ranged_layer : public resource_adaptor<nvtx_ranged_layer<Upstream>, U
     nvtx_range const range(deallocate_, r.bytes, category_);
     next.deallocate(r, p);
   }
+  [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
+    return next.extend(r, p, more);
+  }
 
  private:
   [[nodiscard]] static message<64> named(char const* name) noexcept {

@@ -17,6 +17,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/tracked.hpp"
+#include "tarn/pool/graph/graph_totals.hpp"
 #include "tarn/pool/pages/memory_left.hpp"
 #include "tarn/pool/pool_state.hpp"
 #if TARN_HAS_CUDA
@@ -37,6 +38,8 @@ class erased_pool {
   virtual void deallocate(stream_ref, void*, std::size_t, std::size_t, attribution const&) noexcept = 0;
   virtual void* allocate_sync(std::size_t, std::size_t, attribution const&) = 0;
   virtual void deallocate_sync(void*, std::size_t, std::size_t, attribution const&) noexcept = 0;
+  [[nodiscard]] virtual bool extend(stream_ref, void*, std::size_t, std::size_t, std::size_t,
+                                    attribution const&) = 0;
   virtual void record_stream(void*, std::size_t, stream_ref, source_location) = 0;
   virtual std::size_t trim(std::size_t, source_location) = 0;
   [[nodiscard]] virtual bool owns(void const*) const noexcept = 0;
@@ -52,6 +55,8 @@ class erased_pool {
   [[nodiscard]] virtual Driver const& driver() const noexcept = 0;
   [[nodiscard]] virtual void const* identity() const noexcept = 0;
   [[nodiscard]] virtual pool_state state() const = 0;
+  virtual void list_pools(pools_of_stack&) const = 0;
+  virtual void add_graphs(graph_totals&) const = 0;
   [[nodiscard]] virtual tracked_statistics statistics() const = 0;
   virtual void reset_peaks() = 0;
   virtual void reset_totals() = 0;
@@ -88,6 +93,10 @@ class erased_pool_of final : public erased_pool<typename Resource::driver_type> 
                        attribution const& call) noexcept override {
     memory_.deallocate_sync(p, bytes, alignment, call);
   }
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment, attribution const& call) override {
+    return memory_.extend(stream, p, bytes, more, alignment, call);
+  }
   void record_stream(void* p, std::size_t bytes, stream_ref stream, source_location where) override {
     memory_.record_stream(p, bytes, stream, where);
   }
@@ -123,6 +132,13 @@ class erased_pool_of final : public erased_pool<typename Resource::driver_type> 
   }
   [[nodiscard]] void const* identity() const noexcept override { return &memory_.layer(); }
   [[nodiscard]] pool_state state() const override { return nearest(memory_, pool_call::state{}); }
+  void list_pools(pools_of_stack& found) const override {
+    nearest(memory_, pool_call::list_pools{found});
+    found.has_other_blocks = found.has_other_blocks || routes_above_pool<layer_behind<Resource>>();
+  }
+  void add_graphs(graph_totals& sum) const override {
+    if constexpr (reachable<Resource, pool_call::add_graphs>) nearest(memory_, pool_call::add_graphs{sum});
+  }
   [[nodiscard]] tracked_statistics statistics() const override { return TARN_OF_NEAREST(statistics()); }
   void reset_peaks() override { nearest(memory_, pool_call::reset_peaks{}); }
   void reset_totals() override { nearest(memory_, pool_call::reset_totals{}); }
@@ -226,6 +242,11 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
                        attribution call = attribution::current()) noexcept {
     pool_->deallocate_sync(p, bytes, alignment, call);
   }
+  [[nodiscard]] bool extend(stream_ref stream, void* p, std::size_t bytes, std::size_t more,
+                            std::size_t alignment = default_alignment,
+                            attribution call = attribution::current()) {
+    return pool_->extend(stream, p, bytes, more, alignment, call);
+  }
   // The same four calls under their other names.
   using call_names<basic_any_resource>::allocate;
   using call_names<basic_any_resource>::deallocate;
@@ -257,10 +278,12 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
   void observe_deferred(detail::deferred_observer& observer) const { pool_->observe_deferred(observer); }
   void end_observation(detail::deferred_observer& observer) const { pool_->end_observation(observer); }
 
-  // What the statistics and peak_scope call.
+  // What the statistics, explain_memory() and peak_scope call.
 
   [[nodiscard]] char const* allocator_backend() const { return pool_->allocator_backend(); }
   [[nodiscard]] pool_state state() const { return pool_->state(); }
+  void list_pools(detail::pools_of_stack& found) const { pool_->list_pools(found); }
+  void add_graphs(detail::graph_totals& sum) const { pool_->add_graphs(sum); }
   [[nodiscard]] tracked_statistics statistics() const { return pool_->statistics(); }
   void reset_peaks() const { pool_->reset_peaks(); }
   void reset_totals() const { pool_->reset_totals(); }

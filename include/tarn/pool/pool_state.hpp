@@ -4,11 +4,13 @@
 // totals and reports read the table pool_numbers: a new number is a member of pool_state, a row below, and a
 // line where it is counted; a new peak also one in reset_peaks() (pool_statistics.hpp).
 
+#include <concepts>
 #include <cstddef>
 
 #include "tarn/core/counter.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/sequence.hpp"
 
 namespace TARN_NAMESPACE {
 
@@ -150,6 +152,24 @@ inline void add(pool_part& a, pool_part const& b) noexcept {
   return a;
 }
 
+/// The pools that state() sums up.
+struct pools_of_stack {
+  sequence<void const*> pools;    ///< the address of each
+  bool has_other_blocks = false;  ///< a layer above them also has blocks of another resource
+};
+
+/// Whether a layer above the nearest pool routes to several resources.
+template <class Layer>
+[[nodiscard]] constexpr bool routes_above_pool() noexcept {
+  if constexpr (routes_calls<Layer>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer> && !gives_pieces<Layer>) {
+    return routes_above_pool<layer_below<Layer>>();
+  } else {
+    return false;
+  }
+}
+
 }  // namespace detail
 namespace pool_call {
 
@@ -162,6 +182,21 @@ struct state {
   template <class L>
   auto operator()(L& l) const -> decltype(pool_state(l.state())) {
     return l.state();
+  }
+};
+
+/// Adds each of these pools.
+struct list_pools {
+  detail::pools_of_stack& found;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+    requires std::invocable<state const&, L&>
+  void operator()(L& l) const {
+    if constexpr (requires { l.list_pools(found); }) {
+      l.list_pools(found);
+    } else {
+      found.pools.push_back(&l);
+    }
   }
 };
 

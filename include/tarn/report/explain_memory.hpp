@@ -4,6 +4,7 @@
 // 0.0004 MiB.
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -43,20 +44,26 @@ inline constexpr bool is_in_device_memory = requires {
   requires has_property<T, device_accessible> && !has_property<T, host_accessible>;
 };
 
-/// A table entry, and the layer that it describes: the same pool, passed twice, counts once.
+/// A table entry, and what it describes: the same pool, passed twice, counts once.
 struct found_share {
   pool_share share;
-  void const* layer = nullptr;
+  pools_of_stack layers;
   device_id device;
   bool is_in_device_memory = false;
 };
 
 template <class Layer>
-[[nodiscard]] found_share found_in(Layer const& layer) {
-  return {.share = {},
-          .layer = &layer,
-          .device = layer.driver().device(),
-          .is_in_device_memory = detail::is_in_device_memory<Layer>};
+[[nodiscard]] found_share found_in(Layer& layer) {
+  found_share found{.share = {},
+                    .layers = {},
+                    .device = layer.driver().device(),
+                    .is_in_device_memory = detail::is_in_device_memory<Layer>};
+  if constexpr (std::invocable<pool_call::list_pools const&, Layer&>) {
+    pool_call::list_pools{found.layers}(layer);
+  } else {
+    found.layers.pools.push_back(&layer);
+  }
+  return found;
 }
 
 /// Describes each of the nearest pools.
@@ -97,10 +104,11 @@ std::vector<found_share> shares_of(Memory memory) {
           [](auto& l) -> decltype(static_cast<void>(l.statistics()), found_in(l)) { return found_in(l); }));
       found[0].share.reserved = found[0].share.live = allocated;
     }
-    // `tracked` may also count memory of another source (fallback_to); then it does not show this pool's
-    // rounding.
+    // `tracked` may also count memory of another source or pool (fallback_to); then it does not show this
+    // pool's rounding.
     pool_share& p = found[0].share;
-    if (found.size() == 1 && allocated <= p.live) {
+    bool const others = routes_above_pool<layer_behind<Memory>>() || found[0].layers.has_other_blocks;
+    if (!others && allocated <= p.live) {
       p.requested = requested;
       p.rounding = allocated - requested;
       p.untracked = p.live - allocated;
@@ -164,6 +172,9 @@ memory_explanation explain(Subjects const&... subjects) {
   memory_explanation e;
   e.device = driver.device().value;
   std::vector<void const*> seen;
+  auto const is_seen = [&](void const* pool) {
+    return std::find(seen.begin(), seen.end(), pool) != seen.end();
+  };
   std::size_t pools = 0;
   auto const take = [&]<class Subject>(Subject const& subject) {
     if constexpr (std::is_same_v<Subject, context_cost>) {
@@ -181,8 +192,8 @@ memory_explanation explain(Subjects const&... subjects) {
       }
       if constexpr (is_memory<Subject>) {
         for (found_share& found : shares_of(subject)) {
-          if (std::find(seen.begin(), seen.end(), found.layer) != seen.end()) continue;
-          seen.push_back(found.layer);
+          if (std::any_of(found.layers.pools.begin(), found.layers.pools.end(), is_seen)) continue;
+          seen.insert(seen.end(), found.layers.pools.begin(), found.layers.pools.end());
           if (found.is_in_device_memory && found.device.value != e.device) continue;
           found.share.name = concat({"pool ", std::to_string(++pools)});
           (found.is_in_device_memory ? e.pools : e.host_pools).push_back(std::move(found.share));
@@ -193,7 +204,7 @@ memory_explanation explain(Subjects const&... subjects) {
   (take(subjects), ...);
   other_pools<std::remove_cvref_t<decltype(driver)>>::for_each_reserved(
       driver, [&](void const* pool, std::size_t bytes) {
-        if (std::find(seen.begin(), seen.end(), pool) != seen.end()) return;
+        if (is_seen(pool)) return;
         e.other_pools += bytes;
         ++e.other_pool_count;
       });

@@ -15,6 +15,7 @@
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/tracked.hpp"
+#include "tarn/pool/graph/graph_totals.hpp"
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/pool/pool_statistics.hpp"
 
@@ -25,28 +26,6 @@ namespace detail {
 inline constexpr auto ask_statistics = [](auto& layer) -> decltype(layer.statistics()) {
   return layer.statistics();
 };
-
-/// The memory that pools hold for captured graphs, bytes.
-struct graph_totals {
-  std::size_t owners = 0;  ///< graph memories, and ended ones whose memory has not gone back yet
-  std::size_t reserved = 0;
-  std::size_t allocated = 0;
-  std::size_t kept = 0;  ///< blocks that captures freed though they are not their owner's
-};
-template <class Resource>
-graph_totals graphs_of(Resource& memory) {
-  graph_totals sum;
-  auto const look = [&](growth_lock const& growing, auto&, auto&, auto& deferred, auto& graphs) {
-    sum.kept += deferred.bytes_for_graphs();
-    graphs.for_each_state(growing, [&](graph_state const& s) {
-      ++sum.owners;
-      sum.reserved += s.reserved;
-      sum.allocated += s.allocated;
-    });
-  };
-  nearest(memory, pool_call::inspect{look});
-  return sum;
-}
 
 template <class Resource>
 inline constexpr bool is_tracked = reachable<Resource, decltype(ask_statistics)>;
@@ -115,7 +94,7 @@ template <class Resource>
 reported_numbers read_numbers(Resource& memory) {
   reported_numbers n{statistics_of(memory), {}, {}, {}, {}, {}, {}};
   if constexpr (is_pooled<Resource>) n.pool = state_of(memory);
-  if constexpr (reachable<Resource, pool_call::inspect<pool_call::any_look>>) n.graphs = graphs_of(memory);
+  if constexpr (reachable<Resource, pool_call::add_graphs>) nearest(memory, pool_call::add_graphs{n.graphs});
   pool_state const& p = n.pool;
   auto const all = [](std::size_t now, std::size_t peak, std::size_t taken, std::size_t given) {
     return counter{static_cast<std::int64_t>(now), static_cast<std::int64_t>(peak),
