@@ -22506,7 +22506,7 @@ struct fallback_to {
 };
 
 /// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of
-/// band. While none is live, a deallocation costs one more relaxed load. Thread-safe.
+/// band. While none is live, a deallocation costs three more relaxed loads. Thread-safe.
 template <class Upstream, class Other>
 class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, Upstream> {
   using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;
@@ -23177,7 +23177,9 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
 
 }  // namespace detail
 
-/// The limit over a resource: bounds live bytes. Two relaxed atomic operations per allocation and free.
+/// The limit over a resource: bounds live bytes. Per allocation two loads and a compare-and-exchange; per
+/// free a subtraction and a load that are sequentially consistent, so that no thread that waits for bytes is
+/// missed.
 template <class Upstream>
 class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstream> {
   using base = detail::limited_base<limited_layer, Upstream>;

@@ -40,7 +40,7 @@ struct fallback_to {
 };
 
 /// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of
-/// band. While none is live, a deallocation costs one more relaxed load. Thread-safe.
+/// band. While none is live, a deallocation costs three more relaxed loads. Thread-safe.
 template <class Upstream, class Other>
 class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, Upstream> {
   using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;

@@ -100,7 +100,9 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
 
 }  // namespace detail
 
-/// The limit over a resource: bounds live bytes. Two relaxed atomic operations per allocation and free.
+/// The limit over a resource: bounds live bytes. Per allocation two loads and a compare-and-exchange; per
+/// free a subtraction and a load that are sequentially consistent, so that no thread that waits for bytes is
+/// missed.
 template <class Upstream>
 class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstream> {
   using base = detail::limited_base<limited_layer, Upstream>;
