@@ -1560,11 +1560,8 @@ struct memory_explanation {
   }
   [[nodiscard]] static std::string line(std::string name, std::string const& bytes, std::string const& mib,
                                         std::string const& how) {
-    auto const right = [](std::string const& text, std::size_t width) {
-      return std::string(width - detail::min_of(width, text.size()), ' ') + text;
-    };
     name.resize(detail::max_of<std::size_t>(name.size(), 40), ' ');
-    std::string out = name + right(bytes, 15) + right(mib, 13) + "  " + how;
+    std::string out = name + detail::right(bytes, 15) + detail::right(mib, 13) + "  " + how;
     out.erase(out.find_last_not_of(' ') + 1);
     return out + "\n";
   }
@@ -1639,12 +1636,9 @@ std::vector<found_share> shares_of(Memory memory) {
   if constexpr (is_pooled<Memory>) nearest(memory, shares_of_pools{found});
   if constexpr (is_tracked<Memory>) {
     tracked_statistics const t = statistics_of(memory);
-    // Negative if more was freed than allocated; while threads count, each is read by itself.
-    auto const positive = [](counter const& c) {
-      return static_cast<std::size_t>(max_of(c.current, std::int64_t{0}));
-    };
-    std::size_t const allocated = positive(t.allocated_bytes[0]);
-    std::size_t const requested = min_of(positive(t.requested_bytes[0]), allocated);
+    std::size_t const allocated = positive(t.allocated_bytes[0].current);
+    // While threads count, each is read by itself.
+    std::size_t const requested = min_of(positive(t.requested_bytes[0].current), allocated);
     if constexpr (!is_pooled<Memory>) {
       found.push_back(nearest(
           memory,
@@ -2006,9 +2000,6 @@ namespace detail {
   auto const size = static_cast<std::uint64_t>(bytes < 0 ? -bytes : bytes);
   if (bytes != 0) text.add(bytes < 0 ? "-" : "+");
   return text.add_bytes(size).c_str();
-}
-[[nodiscard]] inline std::string right(std::string_view text, std::size_t width) {
-  return std::string(text.size() < width ? width - text.size() : 0, ' ') + std::string(text);
 }
 
 /// Lines of source files; each file is read once.

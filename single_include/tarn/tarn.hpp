@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_91269137
+#define TARN_NAMESPACE tarn::inline v0_2_0_23844e61
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -232,6 +232,12 @@ constexpr void put_printable(std::string_view text, Put const& put) {
   out.reserve(size);
   for (std::string_view const part : parts) out += part;
   return out;
+}
+
+/// Returns the text with blanks before it, so that it has at least `width` bytes.
+[[nodiscard]] inline std::string right(std::string_view text, std::size_t width) {
+  std::string out(text.size() < width ? width - text.size() : 0, ' ');
+  return out += text;
 }
 
 /// Returns true for a UTF-8 continuation byte.
@@ -1659,9 +1665,11 @@ constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/core/min_max.hpp
-// min_of and max_of for sizes and counts, without the header algorithm, which costs a compiler 40 ms, and
-// exchange, without the type traits that std::exchange instantiates for each type.
+// min_of, max_of and positive for sizes and counts, without the header algorithm, which costs a compiler 40
+// ms, and exchange, without the type traits that std::exchange instantiates for each type.
 
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 namespace TARN_NAMESPACE::detail {
@@ -1676,6 +1684,11 @@ template <class T>
 template <class T>
 [[nodiscard]] constexpr T min_of(T a, T b) noexcept {
   return b < a ? b : a;
+}
+
+/// Returns `n`, or 0 if it is negative: a count of which more was freed than allocated.
+[[nodiscard]] constexpr std::size_t positive(std::int64_t n) noexcept {
+  return static_cast<std::size_t>(max_of(n, std::int64_t{0}));
 }
 
 /// Gives an object a new value and returns the old one.
@@ -7210,22 +7223,33 @@ concept passes_pages = requires(Layer& l, std::size_t bytes, void* p, page_handl
   l.unmap(p, bytes);
 };
 
-/// The page calls of a handle, if its layer is a policy over a page source.
-template <class Handle, class Layer>
+/// The page calls, passed on: from a handle to its layer, if that is a policy over a page source, and from
+/// such a policy to its upstream.
+template <class From, class To>
 class page_calls {};
-template <class Handle, passes_pages Layer>
-class page_calls<Handle, Layer> {
+template <class From, passes_pages To>
+class page_calls<From, To> {
  public:
-  [[nodiscard]] std::size_t granularity() const noexcept { return layer().granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) { return layer().reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept { layer().unreserve(p, bytes); }
-  [[nodiscard]] page_handle create(std::size_t bytes) { return layer().create(bytes); }
-  void destroy(page_handle handle, std::size_t bytes) noexcept { layer().destroy(handle, bytes); }
-  void map(void* p, std::size_t bytes, page_handle handle) { layer().map(p, bytes, handle); }
-  void unmap(void* p, std::size_t bytes) noexcept { layer().unmap(p, bytes); }
+  [[nodiscard]] std::size_t granularity() const noexcept {
+    return to(static_cast<From const&>(*this)).granularity();
+  }
+  [[nodiscard]] void* reserve(std::size_t bytes) { return to().reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept { to().unreserve(p, bytes); }
+  [[nodiscard]] page_handle create(std::size_t bytes) { return to().create(bytes); }
+  void destroy(page_handle handle, std::size_t bytes) noexcept { to().destroy(handle, bytes); }
+  void map(void* p, std::size_t bytes, page_handle handle) { to().map(p, bytes, handle); }
+  void unmap(void* p, std::size_t bytes) noexcept { to().unmap(p, bytes); }
 
  private:
-  [[nodiscard]] Layer& layer() const noexcept { return static_cast<Handle const&>(*this).layer(); }
+  template <class Self>
+  [[nodiscard]] static auto& to(Self& self) noexcept {
+    if constexpr (requires { self.layer(); }) {
+      return self.layer();
+    } else {
+      return self.upstream();
+    }
+  }
+  [[nodiscard]] To& to() noexcept { return to(static_cast<From&>(*this)); }
 };
 
 }  // namespace detail
@@ -7792,6 +7816,7 @@ class resource_adaptor {
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] Upstream const& upstream() const noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  protected:
@@ -22831,7 +22856,8 @@ class headroom_layer : public detail::headroom_base<headroom_layer<Upstream>, Up
 
 /// The headroom beside pages. It is a page source itself, so a pool can use it.
 template <page_source Upstream>
-class headroom_layer<Upstream> : public detail::headroom_base<headroom_layer<Upstream>, Upstream> {
+class headroom_layer<Upstream> : public detail::headroom_base<headroom_layer<Upstream>, Upstream>,
+                                 public detail::page_calls<headroom_layer<Upstream>, Upstream> {
   using base = detail::headroom_base<headroom_layer, Upstream>;
 
  public:
@@ -22839,17 +22865,11 @@ class headroom_layer<Upstream> : public detail::headroom_base<headroom_layer<Ups
   static_assert(!has_property<Upstream, host_accessible>,
                 "tarn: headroom is memory of a device; this source has host memory, use limited{} for it");
 
-  [[nodiscard]] std::size_t granularity() const noexcept { return this->upstream_.granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream().reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream().unreserve(p, bytes); }
   /// @throws out_of_memory  the device would have less than the headroom free
   [[nodiscard]] page_handle create(std::size_t bytes) {
-    return this->beside_headroom({stream_ref{}, bytes, granularity()},
+    return this->beside_headroom({stream_ref{}, bytes, this->granularity()},
                                  [&] { return this->upstream().create(bytes); });
   }
-  void destroy(page_handle handle, std::size_t bytes) noexcept { this->upstream().destroy(handle, bytes); }
-  void map(void* p, std::size_t bytes, page_handle handle) { this->upstream().map(p, bytes, handle); }
-  void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 };
 
 /// Gives cached memory of a pool back to the device until its headroom is free again, or nothing is cached.
@@ -23218,26 +23238,22 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
 
 /// The limit over a page source: bounds physical bytes. It is a page source itself, so a pool can use it.
 template <page_source Upstream>
-class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstream>, Upstream> {
+class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstream>, Upstream>,
+                                public detail::page_calls<limited_layer<Upstream>, Upstream> {
   using base = detail::limited_base<limited_layer, Upstream>;
 
  public:
   limited_layer(Upstream upstream, limited const& options) : base(std::move(upstream), options.limit) {}
 
-  [[nodiscard]] std::size_t granularity() const noexcept { return this->upstream_.granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream().reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream().unreserve(p, bytes); }
   /// @throws out_of_memory  the limit, or the device, refused; no budget was used
   [[nodiscard]] page_handle create(std::size_t bytes) {
-    return this->within_budget(bytes, {stream_ref{}, bytes, granularity()},
+    return this->within_budget(bytes, {stream_ref{}, bytes, this->granularity()},
                                [&] { return this->upstream().create(bytes); });
   }
   void destroy(page_handle handle, std::size_t bytes) noexcept {
     this->upstream().destroy(handle, bytes);
     this->budget_.give(bytes);
   }
-  void map(void* p, std::size_t bytes, page_handle handle) { this->upstream().map(p, bytes, handle); }
-  void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 };
 
 }  // namespace TARN_NAMESPACE
@@ -26453,21 +26469,21 @@ class peak_scope {
 
   /// Returns the most bytes allocated at once during the scope, including those allocated before it: what
   /// max_memory_allocated() returns after a reset.
-  [[nodiscard]] std::size_t peak_bytes() const noexcept { return positive(read().peak); }
+  [[nodiscard]] std::size_t peak_bytes() const noexcept { return detail::positive(read().peak); }
   /// Returns how far the scope rose above its start, bytes: what the scope itself needed.
   [[nodiscard]] std::size_t peak_above_start() const noexcept {
     high_water_mark const m = read();
-    return positive(m.peak - m.start);
+    return detail::positive(m.peak - m.start);
   }
   /// Returns the bytes allocated now.
-  [[nodiscard]] std::size_t current_bytes() const noexcept { return positive(read().current); }
+  [[nodiscard]] std::size_t current_bytes() const noexcept { return detail::positive(read().current); }
   /// Returns the bytes allocated now minus those at the start; negative if more was freed.
   [[nodiscard]] std::int64_t net_bytes() const noexcept {
     high_water_mark const m = read();
     return m.current - m.start;
   }
   /// Returns the number of blocks allocated during the scope.
-  [[nodiscard]] std::size_t count() const noexcept { return positive(read().allocations); }
+  [[nodiscard]] std::size_t count() const noexcept { return detail::positive(read().allocations); }
 
  private:
   template <class Call>
@@ -26478,7 +26494,6 @@ class peak_scope {
   [[nodiscard]] high_water_mark read() const noexcept {
     return with_layer([&](auto& layer) -> decltype(layer.read(mark_)) { return layer.read(mark_); });
   }
-  static std::size_t positive(std::int64_t n) noexcept { return n > 0 ? static_cast<std::size_t>(n) : 0; }
 
   mutable Resource memory_;
   high_water_mark mark_;

@@ -68,7 +68,8 @@ class accessible_from {
 /// blocks on: cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the
 /// blocks of a pool over it, and a pool over it cannot be made on a device without virtual memory management.
 template <class Upstream>
-class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstream> {
+class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstream>,
+                        public detail::page_calls<reachable_layer<Upstream>, Upstream> {
   static_assert(page_source<Upstream>,
                 "tarn: accessible_from maps pages; put it below the pool: cuda_pages{0} | accessible_from{1} "
                 "| pooled{}");
@@ -94,11 +95,6 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
     }
   }
 
-  [[nodiscard]] std::size_t granularity() const noexcept { return this->upstream_.granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream().reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream().unreserve(p, bytes); }
-  [[nodiscard]] page_handle create(std::size_t bytes) { return this->upstream().create(bytes); }
-  void destroy(page_handle handle, std::size_t bytes) noexcept { this->upstream().destroy(handle, bytes); }
   /// As the source's, and readable and writable by the other devices. @throws out_of_memory, cuda_error;
   /// nothing is mapped
   void map(void* p, std::size_t bytes, page_handle handle) {
@@ -107,10 +103,9 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
       status const s = driver().share_pages(p, bytes, other);
       if (s.ok()) continue;
       this->upstream().unmap(p, bytes);
-      detail::refuse(driver(), s, stream_ref{}, bytes, granularity());
+      detail::refuse(driver(), s, stream_ref{}, bytes, this->granularity());
     }
   }
-  void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 
   /// The devices that reach the memory, besides its own.
   [[nodiscard]] std::span<device_id const> reached_from() const noexcept { return others_; }

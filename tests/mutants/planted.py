@@ -1335,7 +1335,7 @@ PLANTED = {
         Mutant(
             "pages are created without regard to the headroom",
             "policy/headroom.hpp",
-            "    return this->beside_headroom({stream_ref{}, bytes, granularity()},\n                                 [&] { return this->upstream().create(bytes); });",
+            "    return this->beside_headroom({stream_ref{}, bytes, this->granularity()},\n                                 [&] { return this->upstream().create(bytes); });",
             "    return this->upstream().create(bytes);",
             finder="tests/policy/headroom.cpp",
         ),
@@ -1707,9 +1707,9 @@ PLANTED = {
         ),
         Mutant(
             "explain_memory reports 16 EiB where more was freed than allocated",
-            "report/explain_memory.hpp",
-            "max_of(c.current, std::int64_t{0})",
-            "c.current",
+            "core/min_max.hpp",
+            "max_of(n, std::int64_t{0})",
+            "n",
             finder="tests/report/explain_memory.cpp",
         ),
         Mutant(

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// min_of and max_of for sizes and counts, without the header algorithm, which costs a compiler 40 ms, and
-// exchange, without the type traits that std::exchange instantiates for each type.
+// min_of, max_of and positive for sizes and counts, without the header algorithm, which costs a compiler 40
+// ms, and exchange, without the type traits that std::exchange instantiates for each type.
 
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include "tarn/version.hpp"
@@ -19,6 +21,11 @@ template <class T>
 template <class T>
 [[nodiscard]] constexpr T min_of(T a, T b) noexcept {
   return b < a ? b : a;
+}
+
+/// Returns `n`, or 0 if it is negative: a count of which more was freed than allocated.
+[[nodiscard]] constexpr std::size_t positive(std::int64_t n) noexcept {
+  return static_cast<std::size_t>(max_of(n, std::int64_t{0}));
 }
 
 /// Gives an object a new value and returns the old one.

@@ -82,22 +82,33 @@ concept passes_pages = requires(Layer& l, std::size_t bytes, void* p, page_handl
   l.unmap(p, bytes);
 };
 
-/// The page calls of a handle, if its layer is a policy over a page source.
-template <class Handle, class Layer>
+/// The page calls, passed on: from a handle to its layer, if that is a policy over a page source, and from
+/// such a policy to its upstream.
+template <class From, class To>
 class page_calls {};
-template <class Handle, passes_pages Layer>
-class page_calls<Handle, Layer> {
+template <class From, passes_pages To>
+class page_calls<From, To> {
  public:
-  [[nodiscard]] std::size_t granularity() const noexcept { return layer().granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) { return layer().reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept { layer().unreserve(p, bytes); }
-  [[nodiscard]] page_handle create(std::size_t bytes) { return layer().create(bytes); }
-  void destroy(page_handle handle, std::size_t bytes) noexcept { layer().destroy(handle, bytes); }
-  void map(void* p, std::size_t bytes, page_handle handle) { layer().map(p, bytes, handle); }
-  void unmap(void* p, std::size_t bytes) noexcept { layer().unmap(p, bytes); }
+  [[nodiscard]] std::size_t granularity() const noexcept {
+    return to(static_cast<From const&>(*this)).granularity();
+  }
+  [[nodiscard]] void* reserve(std::size_t bytes) { return to().reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept { to().unreserve(p, bytes); }
+  [[nodiscard]] page_handle create(std::size_t bytes) { return to().create(bytes); }
+  void destroy(page_handle handle, std::size_t bytes) noexcept { to().destroy(handle, bytes); }
+  void map(void* p, std::size_t bytes, page_handle handle) { to().map(p, bytes, handle); }
+  void unmap(void* p, std::size_t bytes) noexcept { to().unmap(p, bytes); }
 
  private:
-  [[nodiscard]] Layer& layer() const noexcept { return static_cast<Handle const&>(*this).layer(); }
+  template <class Self>
+  [[nodiscard]] static auto& to(Self& self) noexcept {
+    if constexpr (requires { self.layer(); }) {
+      return self.layer();
+    } else {
+      return self.upstream();
+    }
+  }
+  [[nodiscard]] To& to() noexcept { return to(static_cast<From&>(*this)); }
 };
 
 }  // namespace detail

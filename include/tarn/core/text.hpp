@@ -73,6 +73,12 @@ constexpr void put_printable(std::string_view text, Put const& put) {
   return out;
 }
 
+/// Returns the text with blanks before it, so that it has at least `width` bytes.
+[[nodiscard]] inline std::string right(std::string_view text, std::size_t width) {
+  std::string out(text.size() < width ? width - text.size() : 0, ' ');
+  return out += text;
+}
+
 /// Returns true for a UTF-8 continuation byte.
 [[nodiscard]] constexpr bool continues_character(char c) noexcept {
   return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;

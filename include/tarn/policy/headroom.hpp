@@ -194,7 +194,8 @@ class headroom_layer : public detail::headroom_base<headroom_layer<Upstream>, Up
 
 /// The headroom beside pages. It is a page source itself, so a pool can use it.
 template <page_source Upstream>
-class headroom_layer<Upstream> : public detail::headroom_base<headroom_layer<Upstream>, Upstream> {
+class headroom_layer<Upstream> : public detail::headroom_base<headroom_layer<Upstream>, Upstream>,
+                                 public detail::page_calls<headroom_layer<Upstream>, Upstream> {
   using base = detail::headroom_base<headroom_layer, Upstream>;
 
  public:
@@ -202,17 +203,11 @@ class headroom_layer<Upstream> : public detail::headroom_base<headroom_layer<Ups
   static_assert(!has_property<Upstream, host_accessible>,
                 "tarn: headroom is memory of a device; this source has host memory, use limited{} for it");
 
-  [[nodiscard]] std::size_t granularity() const noexcept { return this->upstream_.granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream().reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream().unreserve(p, bytes); }
   /// @throws out_of_memory  the device would have less than the headroom free
   [[nodiscard]] page_handle create(std::size_t bytes) {
-    return this->beside_headroom({stream_ref{}, bytes, granularity()},
+    return this->beside_headroom({stream_ref{}, bytes, this->granularity()},
                                  [&] { return this->upstream().create(bytes); });
   }
-  void destroy(page_handle handle, std::size_t bytes) noexcept { this->upstream().destroy(handle, bytes); }
-  void map(void* p, std::size_t bytes, page_handle handle) { this->upstream().map(p, bytes, handle); }
-  void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 };
 
 /// Gives cached memory of a pool back to the device until its headroom is free again, or nothing is cached.

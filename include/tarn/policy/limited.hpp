@@ -141,26 +141,22 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
 
 /// The limit over a page source: bounds physical bytes. It is a page source itself, so a pool can use it.
 template <page_source Upstream>
-class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstream>, Upstream> {
+class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstream>, Upstream>,
+                                public detail::page_calls<limited_layer<Upstream>, Upstream> {
   using base = detail::limited_base<limited_layer, Upstream>;
 
  public:
   limited_layer(Upstream upstream, limited const& options) : base(std::move(upstream), options.limit) {}
 
-  [[nodiscard]] std::size_t granularity() const noexcept { return this->upstream_.granularity(); }
-  [[nodiscard]] void* reserve(std::size_t bytes) { return this->upstream().reserve(bytes); }
-  void unreserve(void* p, std::size_t bytes) noexcept { this->upstream().unreserve(p, bytes); }
   /// @throws out_of_memory  the limit, or the device, refused; no budget was used
   [[nodiscard]] page_handle create(std::size_t bytes) {
-    return this->within_budget(bytes, {stream_ref{}, bytes, granularity()},
+    return this->within_budget(bytes, {stream_ref{}, bytes, this->granularity()},
                                [&] { return this->upstream().create(bytes); });
   }
   void destroy(page_handle handle, std::size_t bytes) noexcept {
     this->upstream().destroy(handle, bytes);
     this->budget_.give(bytes);
   }
-  void map(void* p, std::size_t bytes, page_handle handle) { this->upstream().map(p, bytes, handle); }
-  void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 };
 
 }  // namespace TARN_NAMESPACE

@@ -212,6 +212,7 @@ class resource_adaptor {
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] Upstream const& upstream() const noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
  protected:

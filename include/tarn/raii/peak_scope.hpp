@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "tarn/core/min_max.hpp"
 #include "tarn/policy/tracked.hpp"
 
 namespace TARN_NAMESPACE {
@@ -29,21 +30,21 @@ class peak_scope {
 
   /// Returns the most bytes allocated at once during the scope, including those allocated before it: what
   /// max_memory_allocated() returns after a reset.
-  [[nodiscard]] std::size_t peak_bytes() const noexcept { return positive(read().peak); }
+  [[nodiscard]] std::size_t peak_bytes() const noexcept { return detail::positive(read().peak); }
   /// Returns how far the scope rose above its start, bytes: what the scope itself needed.
   [[nodiscard]] std::size_t peak_above_start() const noexcept {
     high_water_mark const m = read();
-    return positive(m.peak - m.start);
+    return detail::positive(m.peak - m.start);
   }
   /// Returns the bytes allocated now.
-  [[nodiscard]] std::size_t current_bytes() const noexcept { return positive(read().current); }
+  [[nodiscard]] std::size_t current_bytes() const noexcept { return detail::positive(read().current); }
   /// Returns the bytes allocated now minus those at the start; negative if more was freed.
   [[nodiscard]] std::int64_t net_bytes() const noexcept {
     high_water_mark const m = read();
     return m.current - m.start;
   }
   /// Returns the number of blocks allocated during the scope.
-  [[nodiscard]] std::size_t count() const noexcept { return positive(read().allocations); }
+  [[nodiscard]] std::size_t count() const noexcept { return detail::positive(read().allocations); }
 
  private:
   template <class Call>
@@ -54,7 +55,6 @@ class peak_scope {
   [[nodiscard]] high_water_mark read() const noexcept {
     return with_layer([&](auto& layer) -> decltype(layer.read(mark_)) { return layer.read(mark_); });
   }
-  static std::size_t positive(std::int64_t n) noexcept { return n > 0 ? static_cast<std::size_t>(n) : 0; }
 
   mutable Resource memory_;
   high_water_mark mark_;

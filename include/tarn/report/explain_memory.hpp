@@ -92,12 +92,9 @@ std::vector<found_share> shares_of(Memory memory) {
   if constexpr (is_pooled<Memory>) nearest(memory, shares_of_pools{found});
   if constexpr (is_tracked<Memory>) {
     tracked_statistics const t = statistics_of(memory);
-    // Negative if more was freed than allocated; while threads count, each is read by itself.
-    auto const positive = [](counter const& c) {
-      return static_cast<std::size_t>(max_of(c.current, std::int64_t{0}));
-    };
-    std::size_t const allocated = positive(t.allocated_bytes[0]);
-    std::size_t const requested = min_of(positive(t.requested_bytes[0]), allocated);
+    std::size_t const allocated = positive(t.allocated_bytes[0].current);
+    // While threads count, each is read by itself.
+    std::size_t const requested = min_of(positive(t.requested_bytes[0].current), allocated);
     if constexpr (!is_pooled<Memory>) {
       found.push_back(nearest(
           memory,

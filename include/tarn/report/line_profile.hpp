@@ -173,9 +173,6 @@ namespace detail {
   if (bytes != 0) text.add(bytes < 0 ? "-" : "+");
   return text.add_bytes(size).c_str();
 }
-[[nodiscard]] inline std::string right(std::string_view text, std::size_t width) {
-  return std::string(text.size() < width ? width - text.size() : 0, ' ') + std::string(text);
-}
 
 /// Lines of source files; each file is read once.
 class source_lines {

@@ -174,11 +174,8 @@ struct memory_explanation {
   }
   [[nodiscard]] static std::string line(std::string name, std::string const& bytes, std::string const& mib,
                                         std::string const& how) {
-    auto const right = [](std::string const& text, std::size_t width) {
-      return std::string(width - detail::min_of(width, text.size()), ' ') + text;
-    };
     name.resize(detail::max_of<std::size_t>(name.size(), 40), ' ');
-    std::string out = name + right(bytes, 15) + right(mib, 13) + "  " + how;
+    std::string out = name + detail::right(bytes, 15) + detail::right(mib, 13) + "  " + how;
     out.erase(out.find_last_not_of(' ') + 1);
     return out + "\n";
   }
