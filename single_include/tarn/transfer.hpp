@@ -3474,6 +3474,7 @@ using batch_source_of = decltype(as_batch_source(std::declval<S>()));
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -3494,28 +3495,35 @@ class fill_threads {
   fill_threads(unsigned threads, std::size_t pieces, std::size_t slot_count, fill_function fill)
       : fill_threads(pieces, slot_count, std::move(fill)) {
     // If a thread cannot be created, the destructor runs, since the delegated-to constructor has completed.
-    threads_.reserve(threads);
-    while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
+    crew_->threads.reserve(threads);
+    while (crew_->threads.size() < threads) crew_->threads.emplace_back([this] { work(); });
   }
-  /// Waits for the pieces being filled, not for those that have not started.
-  ~fill_threads() { stop(); }
+  /// Waits for the pieces being filled, not for those that have not started. In a forked child, which does
+  /// not have the threads, it waits for nothing.
+  ~fill_threads() {
+    if (process_.is_this()) {
+      stop();
+    } else {
+      (void)crew_.release();
+    }
+  }
 
   /// Opens the next batch for filling, in order. The previous batch of its slot has been taken.
   void open() {
     {
-      std::lock_guard const lock(mutex_);
+      std::lock_guard const lock(crew_->mutex);
       slots_[opened_ % slots_.size()] = {pieces_, 0, nullptr};
       ++opened_;
     }
-    there_is_work_.notify_all();
+    crew_->there_is_work.notify_all();
   }
   [[nodiscard]] std::size_t opened() const noexcept { return opened_; }
 
   /// Whether an opened batch is filled without an exception. Does not wait. Without threads, fills it first.
   [[nodiscard]] bool is_filled(std::size_t batch) {
     slot const& s = slots_[batch % slots_.size()];
-    if (threads_.empty()) fill_here(batch);
-    std::lock_guard const lock(mutex_);
+    if (crew_->threads.empty()) fill_here(batch);
+    std::lock_guard const lock(crew_->mutex);
     return s.pieces_left == 0 && s.error == nullptr;
   }
 
@@ -3523,9 +3531,9 @@ class fill_threads {
   /// of its pieces
   std::size_t take(std::size_t batch) {
     slot const& s = slots_[batch % slots_.size()];
-    if (threads_.empty()) fill_here(batch);
-    std::unique_lock lock(mutex_);
-    filled_.wait(lock, [&] { return s.pieces_left == 0; });
+    if (crew_->threads.empty()) fill_here(batch);
+    std::unique_lock lock(crew_->mutex);
+    crew_->filled.wait(lock, [&] { return s.pieces_left == 0; });
     if (s.error != nullptr) std::rethrow_exception(s.error);
     return s.elements;
   }
@@ -3537,18 +3545,26 @@ class fill_threads {
     std::exception_ptr error;
   };
 
+  /// The threads and what they wait on. In a forked child the mutex may be locked and the conditions have
+  /// waiters that do not exist there: to destroy them would wait forever, so the child leaks them.
+  struct crew {
+    std::mutex mutex;
+    std::condition_variable there_is_work, filled;
+    std::vector<std::thread> threads;
+  };
+
   fill_threads(std::size_t pieces, std::size_t slot_count, fill_function fill)
       : fill_(std::move(fill)), pieces_(pieces), slots_(slot_count) {}
 
   void work() {
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(crew_->mutex);
     for (;;) {
-      there_is_work_.wait(lock, [this] { return stopping_ || next_ < opened_ * pieces_; });
+      crew_->there_is_work.wait(lock, [this] { return stopping_ || next_ < opened_ * pieces_; });
       if (stopping_) return;
       std::size_t const piece = next_++;
       lock.unlock();
       bool const last = fill_piece(piece / pieces_, piece % pieces_);
-      if (last) filled_.notify_one();
+      if (last) crew_->filled.notify_one();
       lock.lock();
     }
   }
@@ -3567,7 +3583,7 @@ class fill_threads {
     } catch (...) {
       error = std::current_exception();
     }
-    std::lock_guard const lock(mutex_);
+    std::lock_guard const lock(crew_->mutex);
     slot& s = slots_[batch % slots_.size()];
     s.elements += elements;
     if (error != nullptr && s.error == nullptr) s.error = std::move(error);
@@ -3575,23 +3591,21 @@ class fill_threads {
   }
   void stop() noexcept {
     {
-      std::lock_guard const lock(mutex_);
+      std::lock_guard const lock(crew_->mutex);
       stopping_ = true;
     }
-    there_is_work_.notify_all();
-    for (std::thread& t : threads_) t.join();
-    threads_.clear();
+    crew_->there_is_work.notify_all();
+    for (std::thread& t : crew_->threads) t.join();
   }
 
   fill_function const fill_;
   std::size_t const pieces_;
-  std::mutex mutex_;
-  std::condition_variable there_is_work_, filled_;
-  std::vector<slot> slots_;  ///< guarded by mutex_, as are all members below
+  creating_process const process_{};
+  std::unique_ptr<crew> crew_ = std::make_unique<crew>();
+  std::vector<slot> slots_;  ///< guarded by the crew's mutex, as are all members below
   std::size_t opened_ = 0;   ///< batches; written only by the thread that opens
   std::size_t next_ = 0;     ///< pieces started
   bool stopping_ = false;
-  std::vector<std::thread> threads_;
 };
 
 }  // namespace TARN_NAMESPACE::detail

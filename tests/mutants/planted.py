@@ -1606,6 +1606,13 @@ PLANTED = {
             finder="tests/core/combining_lock.cpp",
         ),
         Mutant(
+            "a forked child waits for the filling threads of its parent",
+            "transfer/fill_threads.hpp",
+            "    if (process_.is_this()) {\n      stop();",
+            "    if (process_.is_this() || opened_ != 0) {\n      stop();",
+            finder="tests/transfer/fill_threads.cpp",
+        ),
+        Mutant(
             "a forked child waits for a thread that looked up a captured stream",
             "driver/captured_handles.hpp",
             "inline static constinit static_spin_lock<captured_handles> lock;",

@@ -2,11 +2,14 @@
 #include "tarn/transfer/fill_threads.hpp"
 
 #include <atomic>
+#include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 
 using tarn::detail::fill_threads;
 
@@ -70,4 +73,28 @@ TEST_CASE("fill_threads joins its threads on destruction with batches still open
     for (int b = 0; b < 4; ++b) crew.open();
   }
   CHECK(inside == 0);
+}
+
+// ~condition_variable waits for the waiters of the parent, and the mutex may be locked.
+TEST_CASE("a forked child destroys fill_threads without its threads", "[raii][fill_threads][threads][fork]") {
+  auto const ends_in_child = [](bool in_fill) {
+    std::atomic<bool> begun{false};
+    std::atomic<bool> may_end{!in_fill};
+    auto crew = std::make_unique<fill_threads>(2U, 1U, 4U, [&](std::size_t, std::size_t) {
+      begun = true;
+      while (!may_end) std::this_thread::yield();
+      return std::size_t{1};
+    });
+    crew->open();
+    while (!begun) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the others wait
+    int const status = tarn::child_of([&] {
+      crew.reset();
+      return true;
+    });
+    may_end = true;
+    return status;
+  };
+  CHECK(ends_in_child(false) == 0);
+  CHECK(ends_in_child(true) == 0);
 }
