@@ -301,137 +301,135 @@ template <error_translation Errors = own_errors, resource Resource>
   return cuda_resource<Resource, Errors>(std::move(memory));
 }
 
-/// The enclosing class of cuda_resource_source. The source is a nested class so that any_resource, as a
+namespace detail {
+
+/// Makes the device of a driver current for a call: a CCCL resource takes a null handle for the default
+/// stream of the device that is current. @throws cuda_error  that device does not exist, on a simulated
+/// machine
+template <stream_driver D, class Call>
+status call_on_device(D const& driver, Call const& call) {
+  if constexpr (std::same_as<D, cuda_driver>) {
+    on_device const here(driver.device().value);
+    return here.entered().ok() ? call() : here.entered();
+  } else if constexpr (requires(device_id device) { D::set_current_device(device); }) {
+    basic_device_guard<D> const here(driver.device());
+    return call();
+  } else {
+    return call();
+  }
+}
+
+/// The enclosing class of the calls of a block_source. They are a nested class so that any_resource, as a
 /// template argument, is not an associated class: its friends accept anything that converts to it, and
 /// checking whether a class around it is swappable would then depend on itself.
-template <class CudaResource, class D>
-struct cuda_source_of {
-  class source;
+template <class CudaResource>
+struct cuda_resource_calls {
+  struct calls;
+};
+template <class CudaResource>
+struct cuda_resource_calls<CudaResource>::calls {
+  using properties = properties_of<CudaResource>;
+  static constexpr char const* backend = "a cuda::mr resource";
+  static constexpr std::size_t block_alignment = max_alignment;  // it honours each, or the block is refused
+  static constexpr bool gives_at_once = true;
+  mutable CudaResource options;  ///< CCCL's calls are not const
+
+  // @throws what CCCL's resource throws, if it does not mean that memory ran out
+  template <stream_driver D>
+  status take(D const& driver, std::size_t bytes, std::size_t alignment, void*& p) const {
+    return taken(driver, p, [&] {
+#if CCCL_VERSION >= 3001000
+      return options.allocate_sync(bytes, alignment);
+#else
+      return options.allocate(bytes, alignment);
+#endif
+    });
+  }
+  template <stream_driver D>
+  status give(D const& driver, void* p, std::size_t bytes, std::size_t alignment) const noexcept {
+    return call_on_device(driver, [&] {
+#if CCCL_VERSION >= 3001000
+      options.deallocate_sync(p, bytes, alignment);
+#else
+      options.deallocate(p, bytes, alignment);
+#endif
+      return status{};
+    });
+  }
+
+  template <stream_driver D>
+    requires cuda_ordered<CudaResource>
+  status take(D const& driver, stream_ref stream, std::size_t bytes, std::size_t alignment, void*& p) const {
+    ::cuda::stream_ref const on{static_cast<cudaStream_t>(stream.handle())};
+    return taken(driver, p, [&] {
+#if CCCL_VERSION >= 3001000
+      return options.allocate(on, bytes, alignment);
+#else
+      return options.allocate_async(bytes, alignment, on);
+#endif
+    });
+  }
+  template <stream_driver D>
+    requires cuda_ordered<CudaResource>
+  status give(D const& driver, stream_ref stream, void* p, std::size_t bytes,
+              std::size_t alignment) const noexcept {
+    ::cuda::stream_ref const on{static_cast<cudaStream_t>(stream.handle())};
+    return call_on_device(driver, [&] {
+#if CCCL_VERSION >= 3001000
+      options.deallocate(on, p, bytes, alignment);
+#else
+      options.deallocate_async(p, bytes, alignment, on);
+#endif
+      return status{};
+    });
+  }
+  template <stream_driver D>
+  status give_lost(D const& driver, void* p, std::size_t bytes, std::size_t alignment) const noexcept {
+    return free_behind_lost(driver, [&](stream_ref own) { return give(driver, own, p, bytes, alignment); });
+  }
+
+ private:
+  template <class D, class Take>
+  static status taken(D const& driver, void*& p, Take const& take) {
+    try {
+      return call_on_device(driver, [&] {
+        p = take();
+        return status{};
+      });
+    } catch (out_of_memory const&) {
+      throw;  // a tarn resource inside: its error has more information
+    } catch (std::bad_alloc const&) {
+#if CCCL_VERSION >= 2005000  // earlier ones have no such error
+    } catch (::cuda::cuda_error const& error) {
+      if (!means_out_of_memory(error)) throw;
+#endif
+    }
+    return {failure::out_of_memory, static_cast<int>(cudaErrorMemoryAllocation), "std::bad_alloc", backend};
+  }
 };
 
+}  // namespace detail
+
 /// A CCCL resource as a tarn source. Holds it by value: pass cuda::mr::any_resource, a reference type, or a
-/// handle type. Its CCCL properties describe the memory; the caller supplies the driver of its device.
+/// handle type. Its CCCL properties describe the memory; the caller supplies the driver of its device, which
+/// is current while the resource is called.
 ///
 /// A resource that is not stream-ordered is used like cudaMalloc: deallocate waits on the host for the
-/// stream. While a capture forbids that, the block is never given back. The stream may be destroyed if its
-/// identity is known, see block_source.
+/// stream. While a capture forbids that, the block is never given back. Of one that is stream-ordered,
+/// streams of other devices are refused. The stream may be destroyed if its identity is known, see
+/// block_source.
 /// @throws out_of_memory  CCCL's resource throws std::bad_alloc or an out-of-memory cuda_error; others pass
 /// through
 template <class CudaResource, stream_driver D = cuda_driver>
   requires detail::cuda_blocks<CudaResource> && std::copyable<CudaResource>
-using cuda_resource_source = typename cuda_source_of<CudaResource, D>::source;
-
-template <class CudaResource, class D>
-class cuda_source_of<CudaResource, D>::source {
- public:
-  using driver_type = D;
-  using properties = detail::properties_of<CudaResource>;
-
-  source(CudaResource memory, D driver) : memory_(std::move(memory)), driver_(std::move(driver)) {}
-
-  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
-                               std::size_t alignment = default_alignment) {
-    return take(stream, bytes, alignment, [&](CudaResource& memory) -> void* {
-      if constexpr (detail::cuda_ordered<CudaResource>) {
-        ::cuda::stream_ref const on{static_cast<cudaStream_t>(stream.handle())};
-#if CCCL_VERSION >= 3001000
-        return memory.allocate(on, bytes, alignment);
-#else
-        return memory.allocate_async(bytes, alignment, on);
-#endif
-      } else {
-        return take_now(memory, bytes, alignment);
-      }
-    });
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes,
-                  std::size_t alignment = default_alignment) noexcept {
-    if (p == nullptr) return;
-    if constexpr (detail::cuda_ordered<CudaResource>) {
-      auto const give = [&](stream_ref ordered) {
-        ::cuda::stream_ref const on{static_cast<cudaStream_t>(ordered.handle())};
-#if CCCL_VERSION >= 3001000
-        memory_.deallocate(on, p, bytes, alignment);
-#else
-        memory_.deallocate_async(p, bytes, alignment, on);
-#endif
-        return status{};
-      };
-      if (detail::life_of(driver_, stream) == detail::stream_life::alive) {
-        (void)give(stream);
-      } else {
-        (void)detail::free_behind_lost(driver_, give);
-      }
-    } else {
-      status const waited = detail::wait_for_last_use(driver_, stream, detail::default_streams_of<source>());
-      if (waited.kind != failure::unloading && !detail::is_capture_error(waited))
-        give_now(p, bytes, alignment);
-    }
-  }
-  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
-    return take(stream_ref{}, bytes, alignment,
-                [&](CudaResource& memory) -> void* { return take_now(memory, bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    if (p != nullptr) give_now(p, bytes, alignment);
-  }
-
-  [[nodiscard]] D const& driver() const noexcept { return driver_; }
-  [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
-
-  /// Two sources are equal if their CCCL resources are equal.
-  friend bool operator==(source const& a, source const& b) noexcept {
-    return a.memory_ == b.memory_ && a.driver_ == b.driver_;
-  }
-
- private:
-  static void* take_now(CudaResource& memory, std::size_t bytes, std::size_t alignment) {
-#if CCCL_VERSION >= 3001000
-    return memory.allocate_sync(bytes, alignment);
-#else
-    return memory.allocate(bytes, alignment);
-#endif
-  }
-  void give_now(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-#if CCCL_VERSION >= 3001000
-    memory_.deallocate_sync(p, bytes, alignment);
-#else
-    memory_.deallocate(p, bytes, alignment);
-#endif
-  }
-
-  template <class Call>
-  void* take(stream_ref stream, std::size_t bytes, std::size_t alignment, Call const& call) {
-    require_alignment(alignment);
-    if (bytes == 0) return nullptr;
-    status none_left = detail::too_large();
-    if (bytes <= max_request_bytes) {
-      none_left = {failure::out_of_memory, static_cast<int>(cudaErrorMemoryAllocation), "std::bad_alloc",
-                   "a cuda::mr resource"};
-      try {
-        return call(memory_);
-      } catch (out_of_memory const&) {
-        throw;  // a tarn resource inside: its error has more information
-      } catch (std::bad_alloc const&) {
-#if CCCL_VERSION >= 2005000  // earlier ones have no such error
-      } catch (::cuda::cuda_error const& error) {
-        if (!detail::means_out_of_memory(error)) throw;
-#endif
-      }
-    }
-    detail::refuse(driver_, none_left, stream, bytes, alignment);
-  }
-
-  CudaResource memory_;
-  D driver_;
-};
+using cuda_resource_source = block_source<D, typename detail::cuda_resource_calls<CudaResource>::calls>;
 
 /// Converts a CCCL resource to a tarn resource, so that `from_cuda_resource(r) | pooled{} | tracked{}` works.
 /// @param memory  copied: an any_resource, a resource_ref, or another handle
 /// @param driver  the driver of the memory's device; used for stream order and messages
 template <class CudaResource, stream_driver D>
 [[nodiscard]] auto from_cuda_resource(CudaResource memory, D driver) {
-  return cuda_resource_source<CudaResource, D>(std::move(memory), std::move(driver));
+  return cuda_resource_source<CudaResource, D>(std::move(driver), {std::move(memory)});
 }
 /// As above, with a device.
 template <class CudaResource>

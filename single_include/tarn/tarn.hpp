@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_7fc7b9c9
+#define TARN_NAMESPACE tarn::inline v0_2_0_21e87fb1
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3147,7 +3147,8 @@ template <stream_driver Driver>
 //   static status take(D const&, stream_ref, size_t bytes, size_t alignment, void*& p) noexcept;
 //   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
 //   static status give_lost(D const&, void* p, size_t bytes, size_t alignment) noexcept;   the stream may be destroyed
-// Kinds with a member `options` have const members instead. Optional members:
+// Kinds with a member `options` have const members instead. A take() that is not noexcept throws what is
+// passed on. Optional members:
 //   static constexpr char const* backend = "...";   what allocator_backend() returns
 //   static constexpr std::size_t block_alignment = ...;   what each block has, or honours; without it, default_alignment
 //   static constexpr bool gives_at_once = true;   give() does not wait for work that uses the block, as cudaFree does
@@ -4009,6 +4010,10 @@ class block_source {
     { Calls::refusal(driver) } noexcept -> std::same_as<status>;
   };
   static constexpr detail::default_streams named_as = detail::default_streams_of<Calls>();
+  /// A kind with options may take its blocks elsewhere than from the driver.
+  static constexpr bool has_plain_blocks =
+      detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D> &&
+      !has_property<Calls, host_accessible> && !requires(Calls const& calls) { calls.options; };
   static constexpr bool gives_at_once = requires { requires Calls::gives_at_once; };
 
  public:
@@ -4019,18 +4024,22 @@ class block_source {
   /// @throws cuda_error  of kind `unsupported`: the device does not have this kind of memory; or the driver
   /// failed
   block_source() noexcept(!may_be_missing && std::is_nothrow_default_constructible_v<D>)
-    requires std::default_initializable<D>
+    requires(std::default_initializable<D> && std::default_initializable<Calls>)
       : driver_() {
     require_memory();
   }
   /// On one device. @throws as above
   explicit block_source(device_id device)
-    requires std::constructible_from<D, device_id>
+    requires(std::constructible_from<D, device_id> && std::default_initializable<Calls>)
       : driver_(device) {
     require_memory();
   }
   /// On a given driver. @throws as above
-  explicit block_source(D driver) noexcept(!may_be_missing) : driver_(std::move(driver)) { require_memory(); }
+  explicit block_source(D driver) noexcept(!may_be_missing)
+    requires std::default_initializable<Calls>
+      : driver_(std::move(driver)) {
+    require_memory();
+  }
   /// With options, for kinds that have some. @throws as above
   block_source(D driver, Calls calls) noexcept(!may_be_missing)
       : driver_(std::move(driver)), calls_(std::move(calls)) {
@@ -4054,9 +4063,7 @@ class block_source {
       if (is_elsewhere(stream)) throw detail::at(where, detail::unusable_from(stream, driver_));
       return take_aligned(
           {stream, bytes, alignment}, where,
-          [&](std::size_t size, void*& p) noexcept {
-            return calls_.take(driver_, stream, size, alignment, p);
-          },
+          [&](std::size_t size, void*& p) { return calls_.take(driver_, stream, size, alignment, p); },
           [&](void* p, std::size_t size) noexcept {
             return calls_.give(driver_, stream, p, size, alignment);
           });
@@ -4103,15 +4110,13 @@ class block_source {
   /// allocate_sync().
   /// @throws out_of_memory, cuda_error; nothing has changed
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
-    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D> &&
-             !has_property<Calls, host_accessible>)
+    requires has_plain_blocks
   {
     return detail::take_plain_block(driver_, bytes);
   }
   /// Frees such a block; no work uses it any more.
   void deallocate_plain(void* p, std::size_t) noexcept
-    requires(detail::stream_ordered_calls<Calls, D> && detail::plain_block_driver<D> &&
-             !has_property<Calls, host_accessible>)
+    requires has_plain_blocks
   {
     detail::give_plain_block(driver_, p);
   }
@@ -4178,8 +4183,7 @@ class block_source {
   };
   [[nodiscard]] void* take_now(block_wanted const& r, source_location where) {
     return take_aligned(
-        r, where,
-        [&](std::size_t size, void*& p) noexcept { return calls_.take(driver_, size, r.alignment, p); },
+        r, where, [&](std::size_t size, void*& p) { return calls_.take(driver_, size, r.alignment, p); },
         [&](void* p, std::size_t size) noexcept { return calls_.give(driver_, p, size, r.alignment); });
   }
 

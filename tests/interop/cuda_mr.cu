@@ -174,6 +174,53 @@ struct simulated_ordered_resource : simulated_resource {
 };
 static_assert(!allocates_in_stream_order<simulated_resource, device_tag>);
 static_assert(allocates_in_stream_order<simulated_ordered_resource, device_tag>);
+// A pool that a tool watches must not take its blocks from the driver instead.
+template <class R>
+inline constexpr bool has_plain_blocks = requires(R memory) { memory.allocate_plain(8); };
+static_assert(!has_plain_blocks<tarn::cuda_resource_source<simulated_ordered_resource, tarn::sim_driver>>);
+
+/// Notes the handle and the current device of its latest call, as the stream that CCCL would use.
+template <class... Tags>
+struct noting_resource {
+  struct note {
+    void* handle = nullptr;
+    int device = -1;
+  };
+  note* latest;
+  void* take(void* handle, std::size_t bytes) const {
+    see(handle);
+    return std::aligned_alloc(default_alignment, tarn::align_up(bytes, default_alignment));
+  }
+  void give(void* handle, void* p) const noexcept {
+    see(handle);
+    std::free(p);
+  }
+#if CCCL_VERSION >= 3001000
+  void* allocate_sync(std::size_t bytes, std::size_t) { return take(nullptr, bytes); }
+  void deallocate_sync(void* p, std::size_t, std::size_t) noexcept { give(nullptr, p); }
+  void* allocate(cuda::stream_ref s, std::size_t bytes, std::size_t) { return take(s.get(), bytes); }
+  void deallocate(cuda::stream_ref s, void* p, std::size_t, std::size_t) noexcept { give(s.get(), p); }
+#else
+  void* allocate(std::size_t bytes, std::size_t) { return take(nullptr, bytes); }
+  void deallocate(void* p, std::size_t, std::size_t) noexcept { give(nullptr, p); }
+  void* allocate_async(std::size_t bytes, std::size_t, cuda::stream_ref s) { return take(s.get(), bytes); }
+  void* allocate_async(std::size_t bytes, cuda::stream_ref s) { return take(s.get(), bytes); }
+  void deallocate_async(void* p, std::size_t, std::size_t, cuda::stream_ref s) { give(s.get(), p); }
+  void deallocate_async(void* p, std::size_t, cuda::stream_ref s) { give(s.get(), p); }
+#endif
+  friend bool operator==(noting_resource a, noting_resource b) noexcept { return a.latest == b.latest; }
+  friend bool operator!=(noting_resource a, noting_resource b) noexcept { return a.latest != b.latest; }
+  template <class Tag>
+    requires(std::is_same_v<Tag, Tags> || ...)
+  friend void get_property(noting_resource const&, Tag) noexcept {}
+
+ private:
+  void see(void* handle) const noexcept {
+    tarn::device_id current;
+    (void)tarn::sim_driver::current_device(current);
+    *latest = {handle, current.value};
+  }
+};
 
 /// Frees a block on a stream that was destroyed while its work uses the block.
 template <class Resource>
@@ -220,7 +267,7 @@ TEST_CASE("from_cuda_resource makes a CCCL resource a tarn resource that can be 
 
 TEST_CASE("cuda_resource_source converts bad_alloc to out_of_memory with a report", "[interop][cuda_mr]") {
   std::size_t live = 0;
-  counting_source memory(counting_resource{&live, 1000}, {});
+  counting_source memory({}, {counting_resource{&live, 1000}});
   try {
     (void)memory.allocate_sync(2000);
     FAIL("must not succeed");
@@ -235,6 +282,50 @@ TEST_CASE("cuda_resource_source frees a block whose stream was destroyed behind 
           "[interop][cuda_mr]") {
   free_on_destroyed_stream<simulated_resource>();
   free_on_destroyed_stream<simulated_ordered_resource>();
+}
+
+// A null handle would otherwise be the default stream of whichever device is current.
+TEST_CASE("cuda_resource_source calls a CCCL resource on the device of its driver", "[interop][cuda_mr]") {
+  using noting = noting_resource<device_tag>;
+  tarn::sim_options options;
+  options.devices = 2;
+  tarn::sim_machine const machine(options);
+  noting::note latest;
+  auto memory = tarn::from_cuda_resource(noting{&latest}, machine.driver(1));
+  void* const p = memory.allocate({}, 100);
+  CHECK((latest.handle == nullptr && latest.device == 1));
+  latest = {};
+  memory.deallocate({}, p, 100);
+  CHECK((latest.handle == nullptr && latest.device == 1));
+  latest = {};
+  void* const q = memory.allocate_sync(100);
+  CHECK(latest.device == 1);
+  latest = {};
+  memory.deallocate_sync(q, 100);
+  CHECK(latest.device == 1);
+  tarn::device_id current;
+  CHECK((tarn::sim_driver::current_device(current).ok() && current.value == 0));
+}
+
+TEST_CASE("cuda_resource_source refuses streams of another device and frees behind them",
+          "[interop][cuda_mr]") {
+  using noting = noting_resource<device_tag, host_tag>;
+  tarn::sim_options options;
+  options.devices = 2;
+  tarn::sim_machine const machine(options);
+  tarn::basic_stream<tarn::sim_driver> const other{machine.driver(0)};
+  noting::note latest;
+  auto memory = tarn::from_cuda_resource(noting{&latest}, machine.driver(1));
+  CHECK_THROWS_AS(memory.allocate(other, 100), tarn::misuse);
+  tarn::basic_stream<tarn::sim_driver> const own{machine.driver(1)};
+  void* p = memory.allocate(own, 100);
+  CHECK(latest.handle == tarn::stream_ref(own).handle());
+  memory.deallocate(other, p, 100);
+  CHECK((latest.handle != nullptr && latest.handle != tarn::stream_ref(other).handle()));
+  // On memory that the host can access, a default stream is that of each device.
+  p = memory.allocate(own, 100);
+  memory.deallocate({}, p, 100);
+  CHECK((latest.handle != nullptr && latest.device == 1));
 }
 
 TEST_CASE("as_cuda_resource gives a tarn resource CCCL's member functions", "[interop][cuda_mr]") {
