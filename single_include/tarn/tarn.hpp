@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_21e87fb1
+#define TARN_NAMESPACE tarn::inline v0_2_0_8e855ac2
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -23637,6 +23637,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -24252,18 +24253,21 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (p == nullptr) return;
     std::size_t alignment = 0;
     bool const captured = is_capturing(detail::named_stream<named>(driver(), stream));
-    streams_.note(driver(), stream);
     {
       detail::scoped_lock const guard(mutex_);
-      detail::block_record* const b = history_.find(p);
+      detail::block_record const* const b = history_.find(p);
       if (b == nullptr || b->state != detail::block_state::live) detail::refuse_pointer(p, "record_stream");
-      b->used_elsewhere = true;
-      b->fenced = b->fenced && !captured;  // a graph uses the block also after it is freed
       alignment = b->alignment;
     }
     if constexpr (detail::records_streams<Upstream>) {
       nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
                                                          fences_.whole_bytes(bytes, alignment), stream});
+    }
+    streams_.note(driver(), stream);
+    detail::scoped_lock const guard(mutex_);
+    if (detail::block_record* const b = history_.find(p)) {  // live, unless it was freed meanwhile: misuse
+      b->used_elsewhere = true;
+      b->fenced = b->fenced && !captured;  // a graph uses the block also after it is freed
     }
   }
 
@@ -24277,8 +24281,9 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     {
       detail::scoped_lock const guard(mutex_);
       history_.for_each([&](detail::block_record const& b) {
-        bool const live = b.state == detail::block_state::live && has_fences(b);
-        if (live || (b.state == detail::block_state::quarantined && b.fenced)) all.push_back(b);
+        bool const is_here =
+            b.state == detail::block_state::live || b.state == detail::block_state::quarantined;
+        if (is_here && is_intact(b)) all.push_back(b);
       });
     }
     // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later
@@ -24294,6 +24299,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         detail::scoped_lock const guard(mutex_);
         detail::block_record const* const now = history_.find(b.p);
         if (now == nullptr || now->state != b.state || now->allocated.call != b.allocated.call) continue;
+        if (!is_intact(*now)) continue;
         if (b.state == detail::block_state::live) {
           breach = look_at_fences(b, reading.get());
         } else {
@@ -24376,9 +24382,11 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
 
  private:
-  /// Whether a live block's fences were written, and not discarded by sleep().
-  [[nodiscard]] bool has_fences(detail::block_record const& b) const noexcept {
-    return b.fenced && b.allocated.call > lost_.load(std::memory_order_relaxed);
+  /// Whether the poison of a quarantined block, or the fences of another one, were written, and not discarded
+  /// by sleep(). Their call has its number before it writes.
+  [[nodiscard]] bool is_intact(detail::block_record const& b) const noexcept {
+    auto const& written = b.state == detail::block_state::quarantined ? b.freed : b.allocated;
+    return b.fenced && written.call > lost_.load(std::memory_order_relaxed);
   }
 
   [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
@@ -24443,7 +24451,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return !detail::is_capture_error(detail::wait_for_all_work(driver()));
   }
   void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
-    if (!has_fences(b)) return;
+    if (!is_intact(b)) return;
     if (auto const breach = look_at_fences(b, stream)) report_breach(b, breach);
   }
   [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
@@ -24482,6 +24490,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// touch them, so the verification and what follows need no stream order.
   bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
     bool any = false;
+    std::optional<detail::own_stream<typename Upstream::driver_type>> reading;  // joins no capture
     for (;; any = true) {
       detail::block_record b;
       {
@@ -24497,8 +24506,10 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         if (known != nullptr && known->freed.call == b.freed.call) known->used_elsewhere = false;
         continue;
       }
-      if (b.fenced && !is_capturing(stream_ref{}) && !detail::sleeps(this->upstream())) {
-        if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) report_late_write(b, at);
+      if (is_intact(b) && !detail::sleeps(this->upstream())) {
+        if (!reading.has_value()) reading.emplace(driver());
+        std::size_t const at = reading->made().ok() ? first_written(b, reading->get()) : b.bytes;
+        if (at != b.bytes) report_late_write(b, at);
       }
       this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
     }
@@ -24592,7 +24603,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   detail::creating_process const process_{};
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
-  std::atomic<std::uint64_t> lost_{0};  ///< blocks allocated up to this call have lost their fences
+  std::atomic<std::uint64_t> lost_{0};  ///< what calls up to this one wrote was discarded by sleep()
   mutable detail::fork_mutex mutex_;
   detail::block_history history_;
   detail::used_streams<typename Upstream::driver_type> streams_;
@@ -24776,10 +24787,12 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
 
   /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
   void build(request const& r, void* p) {
+    std::uint64_t number = 0;  // drawn before the fences: a sleep() that discards them discards this number
     {
       detail::scoped_lock const guard(mutex_);
       blocks_.make_room(promised_ + 1);
       ++promised_;
+      number = ++numbered_;
     }
     bool const fenced = !detail::is_capturing(driver(), r.stream) && has_contents(driver(), p);
     status const s = fenced ? fences_.draw(driver(), r.stream, p, r.bytes, r.alignment) : status{};
@@ -24788,7 +24801,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       --promised_;
       // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet
       // there.
-      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, ++numbered_, fenced});
+      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, number, fenced});
     }
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }

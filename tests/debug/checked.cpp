@@ -2,13 +2,17 @@
 #include "tarn/debug/checked.hpp"
 
 #include <atomic>
+#include <functional>
+#include <new>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
 #include "child_process.hpp"
 #include "contract/resource_contract.hpp"
+#include "driver/calling_driver.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/debug/fenced.hpp"
 #include "tarn/policy/limited.hpp"
@@ -18,6 +22,7 @@
 #include "tarn/raii/device_ptr.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
+#include "tarn/raii/sleep.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 
@@ -223,6 +228,114 @@ TEST_CASE("checked reports a write after the free in check_all and when the bloc
     q[0] = 1;
   }
   has(reported::one_of(misuse_kind::use_after_free), "at offset 0");  // reported at destruction
+}
+
+namespace {
+/// Calls `act` once between checked's sleep() and that of the pool, as another thread may.
+template <class Upstream>
+class between_layer : public resource_adaptor<between_layer<Upstream>, Upstream> {
+ public:
+  between_layer(Upstream upstream, struct between const& options);
+  std::size_t sleep(contents where) {
+    std::exchange(*act_, [] {})();
+    return nearest(this->upstream(), pool_call::sleep{where});
+  }
+
+ private:
+  std::function<void()>* act_;
+};
+struct between {
+  std::function<void()>* act;
+  template <class Upstream>
+  using layer = between_layer<Upstream>;
+};
+template <class Upstream>
+between_layer<Upstream>::between_layer(Upstream upstream, between const& options)
+    : resource_adaptor<between_layer<Upstream>, Upstream>(std::move(upstream)), act_(options.act) {}
+
+/// Its record_stream() fails.
+template <class Upstream>
+class refusing_layer : public resource_adaptor<refusing_layer<Upstream>, Upstream> {
+ public:
+  refusing_layer(Upstream upstream, struct refusing const&);
+  void record_stream(void*, std::size_t, stream_ref) { throw std::bad_alloc(); }
+};
+struct refusing {
+  template <class Upstream>
+  using layer = refusing_layer<Upstream>;
+};
+template <class Upstream>
+refusing_layer<Upstream>::refusing_layer(Upstream upstream, refusing const&)
+    : resource_adaptor<refusing_layer<Upstream>, Upstream>(std::move(upstream)) {}
+}  // namespace
+
+TEST_CASE("checked verifies no poison that sleep discards", "[policy][checked][sleep][pages]") {
+  reported const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  std::function<void()> act = [] {};
+  auto memory = sim_pages(machine.driver()) | pooled{} | between{&act} | checked{};
+  void* const p = memory.allocate(stream, 1_MiB);
+  void* const live = memory.allocate(stream, 1_MiB);
+  REQUIRE(machine.driver().synchronize_device().ok());
+  act = [&] { memory.deallocate(stream, p, 1_MiB); };
+  (void)sleep(memory, contents::discarded);
+  (void)wake(memory);
+  CHECK(memory->check_all() == 0);
+  memory.deallocate(stream, live, 1_MiB);
+  // What is freed later is verified.
+  auto* const q = static_cast<unsigned char*>(memory.allocate(stream, 3_MiB));
+  memory.deallocate(stream, q, 3_MiB);
+  CHECK(reported::all().empty());
+  q[0] = 1;
+  CHECK(memory->check_all() == 1);
+  memory = decltype(memory)(nullptr);
+  CHECK(reported::all().size() == 2);
+}
+
+// Through the default stream the read would invalidate a capture that begins at that moment.
+TEST_CASE("checked reads its quarantine beside a capture", "[policy][checked][capture]") {
+  reported const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  stream_ref captured;
+  REQUIRE(machine.create_blocking_stream(device_id{0}, captured).ok());
+  std::function<void()> begin = nullptr;
+  tarn_test::calling_driver const driver(machine.driver(), driver_call::is_capturing, begin);
+  auto memory = basic_pages(driver) | pooled{} | checked{};
+  auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 1000));
+  memory.deallocate(stream, p, 1000);
+  p[7] = 1;
+  bool const later = GENERATE(false, true);
+  if (later) {
+    begin = [&] { CHECK(machine.begin_capture(captured).ok()); };
+  } else {
+    REQUIRE(machine.begin_capture(captured).ok());
+  }
+  memory = decltype(memory)(nullptr);
+  has(reported::one_of(misuse_kind::use_after_free), "at offset 7; allocated: ");
+  if (later && begin != nullptr) return;  // it asked for no capture
+  sim_graph graph;
+  CHECK(machine.end_capture(captured, graph).ok());
+}
+
+TEST_CASE("checked verifies a block whose record_stream the pool refused", "[policy][checked]") {
+  reported const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver()), captured(machine.driver());
+  auto memory = sim_pages(machine.driver()) | pooled{} | refusing{} | checked{};
+  auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 1000));
+  {
+    graph_memory graphs(memory);
+    capture_scope const scope(graphs, captured);
+    REQUIRE(machine.begin_capture(captured).ok());
+    CHECK_THROWS_AS(memory.record_stream(p, 1000, captured), std::bad_alloc);
+    sim_graph graph;
+    REQUIRE(machine.end_capture(captured, graph).ok());
+  }
+  REQUIRE(machine.driver().fill(stream, p + 1000, 1, 4).ok());
+  memory.deallocate(stream, p, 1000);
+  has(reported::one_of(misuse_kind::overrun), "was written past its end, at offset 1000");
 }
 
 TEST_CASE("checked reports nothing for work enqueued before the free, however late it runs",

@@ -2,17 +2,20 @@
 #include "tarn/debug/fenced.hpp"
 
 #include <concepts>
+#include <functional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "driver/calling_driver.hpp"
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/poisoned.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
+#include "tarn/raii/sleep.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 
@@ -107,6 +110,24 @@ TEST_CASE("fenced counts its fences as part of the block", "[policy][fenced]") {
   CHECK(memory->statistics().requested_bytes[0].current == 1000);
   memory.deallocate({}, p, 1000, 1);
   CHECK(memory->statistics().allocated_bytes[0].current == 0);
+}
+
+TEST_CASE("fenced verifies no fence that sleep discarded while it was written", "[policy][fenced][pages]") {
+  reported const r;
+  sim_machine const machine;
+  std::function<void()> next = nullptr;
+  tarn_test::calling_driver const driver(machine.driver(), driver_call::fill, next);
+  auto memory = basic_pages(driver) | pooled{} | fenced{};
+  tarn_test::test_stream const stream(machine.driver());
+  next = [&] {  // as another thread may
+    (void)sleep(memory, contents::discarded);
+    (void)wake(memory);
+  };
+  void* const p = memory.allocate(stream, 1_MiB);
+  REQUIRE(machine.driver().synchronize_device().ok());
+  CHECK(memory->check_all() == 0);
+  memory.deallocate(stream, p, 1_MiB);
+  CHECK(reported::kinds().empty());
 }
 
 TEST_CASE("fenced checks fences on a device in stream order", "[policy][fenced]") {

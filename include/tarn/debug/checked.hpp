@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -170,18 +171,21 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (p == nullptr) return;
     std::size_t alignment = 0;
     bool const captured = is_capturing(detail::named_stream<named>(driver(), stream));
-    streams_.note(driver(), stream);
     {
       detail::scoped_lock const guard(mutex_);
-      detail::block_record* const b = history_.find(p);
+      detail::block_record const* const b = history_.find(p);
       if (b == nullptr || b->state != detail::block_state::live) detail::refuse_pointer(p, "record_stream");
-      b->used_elsewhere = true;
-      b->fenced = b->fenced && !captured;  // a graph uses the block also after it is freed
       alignment = b->alignment;
     }
     if constexpr (detail::records_streams<Upstream>) {
       nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
                                                          fences_.whole_bytes(bytes, alignment), stream});
+    }
+    streams_.note(driver(), stream);
+    detail::scoped_lock const guard(mutex_);
+    if (detail::block_record* const b = history_.find(p)) {  // live, unless it was freed meanwhile: misuse
+      b->used_elsewhere = true;
+      b->fenced = b->fenced && !captured;  // a graph uses the block also after it is freed
     }
   }
 
@@ -195,8 +199,9 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     {
       detail::scoped_lock const guard(mutex_);
       history_.for_each([&](detail::block_record const& b) {
-        bool const live = b.state == detail::block_state::live && has_fences(b);
-        if (live || (b.state == detail::block_state::quarantined && b.fenced)) all.push_back(b);
+        bool const is_here =
+            b.state == detail::block_state::live || b.state == detail::block_state::quarantined;
+        if (is_here && is_intact(b)) all.push_back(b);
       });
     }
     // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later
@@ -212,6 +217,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         detail::scoped_lock const guard(mutex_);
         detail::block_record const* const now = history_.find(b.p);
         if (now == nullptr || now->state != b.state || now->allocated.call != b.allocated.call) continue;
+        if (!is_intact(*now)) continue;
         if (b.state == detail::block_state::live) {
           breach = look_at_fences(b, reading.get());
         } else {
@@ -294,9 +300,11 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
 
  private:
-  /// Whether a live block's fences were written, and not discarded by sleep().
-  [[nodiscard]] bool has_fences(detail::block_record const& b) const noexcept {
-    return b.fenced && b.allocated.call > lost_.load(std::memory_order_relaxed);
+  /// Whether the poison of a quarantined block, or the fences of another one, were written, and not discarded
+  /// by sleep(). Their call has its number before it writes.
+  [[nodiscard]] bool is_intact(detail::block_record const& b) const noexcept {
+    auto const& written = b.state == detail::block_state::quarantined ? b.freed : b.allocated;
+    return b.fenced && written.call > lost_.load(std::memory_order_relaxed);
   }
 
   [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
@@ -361,7 +369,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return !detail::is_capture_error(detail::wait_for_all_work(driver()));
   }
   void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
-    if (!has_fences(b)) return;
+    if (!is_intact(b)) return;
     if (auto const breach = look_at_fences(b, stream)) report_breach(b, breach);
   }
   [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
@@ -400,6 +408,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// touch them, so the verification and what follows need no stream order.
   bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
     bool any = false;
+    std::optional<detail::own_stream<typename Upstream::driver_type>> reading;  // joins no capture
     for (;; any = true) {
       detail::block_record b;
       {
@@ -415,8 +424,10 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         if (known != nullptr && known->freed.call == b.freed.call) known->used_elsewhere = false;
         continue;
       }
-      if (b.fenced && !is_capturing(stream_ref{}) && !detail::sleeps(this->upstream())) {
-        if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) report_late_write(b, at);
+      if (is_intact(b) && !detail::sleeps(this->upstream())) {
+        if (!reading.has_value()) reading.emplace(driver());
+        std::size_t const at = reading->made().ok() ? first_written(b, reading->get()) : b.bytes;
+        if (at != b.bytes) report_late_write(b, at);
       }
       this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
     }
@@ -510,7 +521,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   detail::creating_process const process_{};
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
-  std::atomic<std::uint64_t> lost_{0};  ///< blocks allocated up to this call have lost their fences
+  std::atomic<std::uint64_t> lost_{0};  ///< what calls up to this one wrote was discarded by sleep()
   mutable detail::fork_mutex mutex_;
   detail::block_history history_;
   detail::used_streams<typename Upstream::driver_type> streams_;

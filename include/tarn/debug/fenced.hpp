@@ -171,10 +171,12 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
 
   /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
   void build(request const& r, void* p) {
+    std::uint64_t number = 0;  // drawn before the fences: a sleep() that discards them discards this number
     {
       detail::scoped_lock const guard(mutex_);
       blocks_.make_room(promised_ + 1);
       ++promised_;
+      number = ++numbered_;
     }
     bool const fenced = !detail::is_capturing(driver(), r.stream) && has_contents(driver(), p);
     status const s = fenced ? fences_.draw(driver(), r.stream, p, r.bytes, r.alignment) : status{};
@@ -183,7 +185,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       --promised_;
       // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet
       // there.
-      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, ++numbered_, fenced});
+      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, number, fenced});
     }
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
