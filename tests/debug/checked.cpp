@@ -2,9 +2,11 @@
 #include "tarn/debug/checked.hpp"
 
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <new>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -696,6 +698,25 @@ TEST_CASE("checked reports no leak of a thread that a forked child does not have
   other.join();
   CHECK(memory->live_blocks() == 0);
   CHECK(reported::all().empty());
+}
+
+TEST_CASE("checked reports the leaks of a forked child at its end, and not those of its parent",
+          "[policy][checked][at_fork]") {
+  auto memory = host_memory{} | checked{.leaks_at_exit = true};
+  void* const p = memory.allocate_sync(1000);
+  CHECK(child_of([] {
+          (void)set_misuse_handler([](misuse const& m) {
+            bool const is_own =
+                std::string_view(m.what()).find(" of 77 bytes was not freed; number of leaks: 1;") !=
+                std::string_view::npos;
+            ::_exit(is_own ? 0 : 2);
+          });
+          auto* const leaked = new auto(host_memory{} | checked{.leaks_at_exit = true});
+          (void)leaked->allocate_sync(77);
+          std::exit(1);
+          return false;
+        }) == 0);
+  memory.deallocate_sync(p, 1000);
 }
 
 TEST_CASE("checked keeps a block that no pool defers while a capture forbids to wait for its uses",

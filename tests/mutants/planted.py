@@ -1678,7 +1678,7 @@ PLANTED = {
         Mutant(
             "checked reports blocks of the parent's threads as leaks of a forked child",
             "debug/checked.hpp",
-            "    if (!process_.is_this()) return;\n",
+            "    if (!member_.process.is_this()) return;\n",
             "",
             finder="tests/debug/checked.cpp",
         ),

@@ -4,7 +4,6 @@
 //
 //   live -> quarantined -> gone -> forgotten, or live again if the address is reused
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -14,6 +13,7 @@
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/sequence.hpp"
@@ -225,27 +225,27 @@ class checked_resources {
     /// Adds the live blocks at the end of the process; null: not asked for. @throws std::bad_alloc
     void (*add_leaks)(void* layer, sequence<block_record>& leaks) = nullptr;
     int device = 0;
+    creating_process const process{};
     member* next = nullptr;
     static_mutex::user const user{mutex};
   };
   static void add(member& m) {
-    {
-      scoped_lock const guard(mutex);
-      m.next = first();
-      first() = &m;
-    }
-    if (m.add_leaks != nullptr) report_at_exit();
+    scoped_lock const guard(mutex);
+    m.next = first;
+    first = &m;
+    if (m.add_leaks == nullptr || exchange(reports_at_exit, true)) return;
+    (void)std::atexit([] { report_leaks(); });
   }
   static void remove(member& m) noexcept {
     scoped_lock const guard(mutex);
-    member** at = &first();
+    member** at = &first;
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
   }
   /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {
     scoped_lock const guard(mutex);
-    for (member* m = first(); m != nullptr; m = m->next) {
+    for (member* m = first; m != nullptr; m = m->next) {
       if (m != &asking && m->find(m->layer, p, out)) return true;
     }
     return false;
@@ -253,32 +253,23 @@ class checked_resources {
 
  private:
   /// A forked child ends with its parent's live blocks, which it does not report.
-  static void report_at_exit() {
-    std::uint64_t none = 0;
-    if (!reporting.compare_exchange_strong(none, at_fork::process())) return;
-    (void)std::atexit([] {
-      if (reporting == at_fork::process()) report_leaks();
-    });
-  }
   static void report_leaks() noexcept {
     (void)std::fflush(stdout);  // the default handler aborts, which would lose it
     sequence<block_record> leaks;
     try {
       scoped_lock const guard(mutex);
-      for (member* m = first(); m != nullptr; m = m->next) {
-        if (m->add_leaks != nullptr) m->add_leaks(m->layer, leaks);
+      for (member* m = first; m != nullptr; m = m->next) {
+        if (m->add_leaks != nullptr && m->process.is_this()) m->add_leaks(m->layer, leaks);
       }
     } catch (...) {  // the host has no memory for the list
     }
     report_leaked(leaks);  // without the lock: the handler may use a resource
   }
-  static member*& first() noexcept {
-    static member* m = nullptr;
-    return m;
-  }
 
   inline static constinit static_mutex mutex;
-  inline static constinit std::atomic<std::uint64_t> reporting{0};  ///< the process, once it reports leaks
+  inline static constinit member* first = nullptr;
+  inline static constinit bool reports_at_exit =
+      false;  ///< guarded by the mutex; a forked child does so, too
 };
 
 }  // namespace TARN_NAMESPACE::detail

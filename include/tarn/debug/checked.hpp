@@ -96,7 +96,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   ~checked_layer() {
     detail::checked_resources::remove(member_);
     end_quarantine(0, 0);
-    if (!process_.is_this()) return;
+    if (!member_.process.is_this()) return;
     try {
       (void)report_leaks();
     } catch (...) {  // the host has no memory for the list
@@ -518,7 +518,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   static constexpr auto named = detail::default_streams_of<Upstream>();
 
   checked const options_;
-  detail::creating_process const process_{};
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> lost_{0};  ///< what calls up to this one wrote was discarded by sleep()
