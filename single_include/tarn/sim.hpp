@@ -219,7 +219,7 @@ class sim_ranges {
   }
 
   /// Frees a range, or adds a new one.
-  void give(std::uintptr_t begin, std::size_t bytes) {
+  void give(std::uintptr_t begin, std::size_t bytes) noexcept {
     auto next = by_begin_.lower_bound(begin);
     if (next != by_begin_.begin()) {
       if (auto before = std::prev(next); before->first + before->second == begin) {
@@ -238,9 +238,14 @@ class sim_ranges {
   }
 
  private:
-  void insert(std::uintptr_t begin, std::size_t bytes) {
-    by_begin_.emplace(begin, bytes);
-    by_size_.emplace(bytes, begin);
+  /// Without host memory the addresses are lost: what frees them must not fail.
+  void insert(std::uintptr_t begin, std::size_t bytes) noexcept {
+    try {
+      by_begin_.emplace(begin, bytes);
+      by_size_.emplace(bytes, begin);
+    } catch (...) {
+      by_begin_.erase(begin);
+    }
   }
   std::map<std::uintptr_t, std::size_t> by_begin_;
   std::set<std::pair<std::size_t, std::uintptr_t>> by_size_;
@@ -1206,7 +1211,7 @@ class sim_memory {
     if (p == nullptr) return sim_code::ok;
     auto const it = blocks_.find(address(p));
     if (it == blocks_.end() || it->second.kind != kind) return sim_code::invalid_value;
-    block const gone = it->second;
+    block const gone = std::move(it->second);  // a copy of its map could fail
     auto& space = on_host(kind) ? host_space_ : device_space_;
     std::uintptr_t const begin = it->first - gone.shift;
     blocks_.erase(it);

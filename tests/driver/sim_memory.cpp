@@ -3,7 +3,10 @@
 
 #include "tarn/driver/sim/sim_memory.hpp"
 
+#include <cstdlib>
 #include <cstring>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -11,6 +14,7 @@
 
 #if defined(__linux__)
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
@@ -478,3 +482,55 @@ TEST_CASE("sim_machine numbers physical bytes and reports those that are release
   memory.drain_gone(count);
   CHECK(gone == 3_MiB);
 }
+
+// Under a sanitizer the host's memory cannot be limited.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TARN_TEST_SANITIZED
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#undef TARN_TEST_SANITIZED
+#define TARN_TEST_SANITIZED
+#endif
+#if defined(__linux__) && !defined(TARN_TEST_SANITIZED)
+namespace {
+/// The host has no memory meanwhile.
+class no_host_memory {
+ public:
+  no_host_memory() {
+    REQUIRE(::getrlimit(RLIMIT_AS, &before_) == 0);
+    rlimit const low{1, before_.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_AS, &low) == 0);
+    for (std::size_t bytes = 1_MiB; bytes >= sizeof(void*); bytes = bytes > 1024 ? bytes / 2 : bytes - 8) {
+      while (void* const p = std::malloc(bytes)) taken_ = ::new (p) void*(taken_);
+    }
+  }
+  no_host_memory(no_host_memory const&) = delete;
+  no_host_memory& operator=(no_host_memory const&) = delete;
+  ~no_host_memory() {
+    while (taken_ != nullptr) std::free(std::exchange(taken_, *static_cast<void**>(taken_)));
+    (void)::setrlimit(RLIMIT_AS, &before_);
+  }
+
+ private:
+  rlimit before_{};
+  void* taken_ = nullptr;
+};
+}  // namespace
+
+TEST_CASE("sim_driver frees a block where the host has no memory", "[driver][sim][memory]") {
+  sim_machine const machine = small_machine(1_GiB);
+  sim_driver const driver = machine.driver();
+  void* blocks[3]{};
+  for (void*& p : blocks) REQUIRE(driver.malloc_device(1_MiB, p).ok());
+  bool freed = true;
+  {
+    no_host_memory const none;
+    for (int const i : {1, 0, 2}) freed = driver.free_device(blocks[i]).ok() && freed;
+  }
+  CHECK(freed);
+  CHECK(free_bytes(driver) == 1_GiB);
+  CHECK(machine.leaks().blocks == 0);
+}
+#endif

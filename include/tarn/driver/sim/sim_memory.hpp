@@ -277,7 +277,7 @@ class sim_memory {
     if (p == nullptr) return sim_code::ok;
     auto const it = blocks_.find(address(p));
     if (it == blocks_.end() || it->second.kind != kind) return sim_code::invalid_value;
-    block const gone = it->second;
+    block const gone = std::move(it->second);  // a copy of its map could fail
     auto& space = on_host(kind) ? host_space_ : device_space_;
     std::uintptr_t const begin = it->first - gone.shift;
     blocks_.erase(it);
