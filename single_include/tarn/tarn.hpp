@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_953e6ad2
+#define TARN_NAMESPACE tarn::inline v0_2_0_c43f9b65
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -6447,6 +6447,7 @@ static_assert(resource<pinned_host>);
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <utility>
 
 // ---- tarn/core/graph_owner.hpp
@@ -6944,13 +6945,27 @@ struct list_awake {
   }
 };
 
-/// If one resource fails, it is still asleep; call again.
+/// Asks each resource. One that fails is still asleep, and the first error is thrown; call again.
 struct wake {
   after_waking then = after_waking::free_host_memory;
   detail::sequence<void const*> const* only = nullptr;  ///< these pools; null: all
   static constexpr bool ends_at_pools = true;
-  static constexpr auto crosses = crossing::joined;
-  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
+  static constexpr auto crosses = crossing::itself;
+  template <class... Resources>
+  std::size_t across(Resources&... resources) const {
+    std::size_t taken = 0;
+    std::exception_ptr first;
+    auto const ask = [&](auto& resource) {
+      try {
+        taken += detail::nearest_or(resource, *this, std::size_t{});
+      } catch (...) {
+        if (first == nullptr) first = std::current_exception();
+      }
+    };
+    (ask(resources), ...);
+    if (first != nullptr) std::rethrow_exception(first);
+    return taken;
+  }
   [[nodiscard]] bool wakes(void const* pool) const noexcept {
     if (only == nullptr) return true;
     for (void const* const p : *only) {
@@ -26695,8 +26710,7 @@ inline constexpr bool require_can_sleep() noexcept {
   static_assert(can_sleep<Memory>,
                 "tarn: only a pool over a page source, such as cuda_pages, can give its memory back and keep "
                 "the addresses: "
-                "use `cuda_pages{} | pooled{}`. Each pool below a layer that routes must be one, or have no "
-                "pool at all");
+                "use `cuda_pages{} | pooled{}`");
   return true;
 }
 
@@ -26712,7 +26726,8 @@ inline constexpr bool require_can_sleep() noexcept {
 /// need not be taken back. Does nothing, and returns 0, if the pool is asleep: the contents are those of the
 /// first call.
 ///
-/// Handles with a page_pin stay mapped, with their contents.
+/// Handles with a page_pin stay mapped, with their contents. Of several pools below a layer that routes, one
+/// that is not over pages stays awake.
 ///
 /// The memory of the pool's graph_memories sleeps and wakes with it, all or none. A capture_scope may be
 /// opened while the pool sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the
@@ -26740,9 +26755,9 @@ std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_mem
 }
 
 /// Takes the memory of a sleeping pool again, at the same addresses, with the contents that were kept. Does
-/// nothing, and returns 0, if the pool is awake. If the device has too little, the other pools there give
-/// back what they cache, the one that was made last first; what work still uses is waited for only if the
-/// rest does not suffice.
+/// nothing, and returns 0, if the pool is awake. Of several pools each is asked, and the first error is
+/// thrown. If the device has too little, the other pools there give back what they cache, the one that was
+/// made last first; what work still uses is waited for only if the rest does not suffice.
 /// @param then  whether the host memory of the contents is freed, or kept for the next sleep until the pool
 /// ends
 /// @returns the bytes taken: those of handles with live blocks
@@ -26786,9 +26801,11 @@ class sleep_scope {
   sleep_scope& operator=(sleep_scope&&) = delete;
   ~sleep_scope() { pool_call::wake_again(pool_, awake_before_); }
 
-  /// Wakes the pool before the end of the scope. @throws as wake()
+  /// Wakes before the end of the scope what its end would wake. @throws as wake()
   void wake(source_location place = source_location::current()) {
-    (void)tarn::wake(pool_, after_waking::free_host_memory, place);
+    (void)detail::called_from(place, [&] {
+      return nearest(pool_, pool_call::wake{after_waking::free_host_memory, &awake_before_});
+    });
   }
   /// Returns the bytes that falling asleep gave back.
   [[nodiscard]] std::size_t released_bytes() const noexcept { return released_; }

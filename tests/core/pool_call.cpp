@@ -166,7 +166,7 @@ TEST_CASE("sleep that fails in a later resource wakes those that it put to sleep
   };
   sleeper a, b, c;
   CHECK(pool_call::sleep{}.across(a, b, c) == 3);
-  CHECK(detail::ask_each(pool_call::wake{}, a, b, c) == 3);
+  CHECK(pool_call::wake{}.across(a, b, c) == 3);
   b.sleeps = true;
   c.refuses = true;
   CHECK_THROWS_AS(pool_call::sleep{}.across(c, a, b), std::bad_alloc);

@@ -722,6 +722,43 @@ TEST_CASE("checked and fenced put the rest of several pools to sleep, and make n
   run(fenced{});
 }
 
+TEST_CASE("sleep_scope wakes each pool that can wake, and none that slept before", "[raii][sleep][pages]") {
+  sim_options options = small_machine();
+  options.devices = 2;
+  sim_machine const machine(options);
+  auto first = sim_pages{machine.driver(0)} | pooled{};
+  auto second = sim_pages{machine.driver(1)} | pooled{};
+  auto both = first | fallback_to{second};
+  void* const p = first.allocate(stream_ref{}, 16_MiB);
+  void* const q = second.allocate(stream_ref{}, 16_MiB);
+  auto other = sim_malloc{machine.driver(0)};
+  std::size_t free = 0;
+  std::size_t total = 0;
+  void* taken = nullptr;
+  {
+    sleep_scope scope(both);
+    REQUIRE(machine.driver(0).memory_info(free, total).ok());
+    taken = other.allocate(stream_ref{}, free);
+    if (GENERATE(false, true)) CHECK_THROWS_AS(scope.wake(), out_of_memory);
+  }
+  CHECK(is_asleep(first));
+  CHECK(!is_asleep(second));
+  other.deallocate(stream_ref{}, taken, free);
+  (void)wake(both);
+  CHECK(!is_asleep(first));
+  (void)sleep(second);
+  {
+    sleep_scope scope(both);
+    scope.wake();
+    CHECK(!is_asleep(first));
+    CHECK(is_asleep(second));
+  }
+  CHECK(is_asleep(second));
+  (void)wake(second);
+  first.deallocate(stream_ref{}, p, 16_MiB);
+  second.deallocate(stream_ref{}, q, 16_MiB);
+}
+
 TEST_CASE("checked reports work that is unfinished at the call of sleep or compact", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   collected_reports const reports;

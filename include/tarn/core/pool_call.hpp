@@ -8,6 +8,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
@@ -227,13 +228,27 @@ struct list_awake {
   }
 };
 
-/// If one resource fails, it is still asleep; call again.
+/// Asks each resource. One that fails is still asleep, and the first error is thrown; call again.
 struct wake {
   after_waking then = after_waking::free_host_memory;
   detail::sequence<void const*> const* only = nullptr;  ///< these pools; null: all
   static constexpr bool ends_at_pools = true;
-  static constexpr auto crosses = crossing::joined;
-  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
+  static constexpr auto crosses = crossing::itself;
+  template <class... Resources>
+  std::size_t across(Resources&... resources) const {
+    std::size_t taken = 0;
+    std::exception_ptr first;
+    auto const ask = [&](auto& resource) {
+      try {
+        taken += detail::nearest_or(resource, *this, std::size_t{});
+      } catch (...) {
+        if (first == nullptr) first = std::current_exception();
+      }
+    };
+    (ask(resources), ...);
+    if (first != nullptr) std::rethrow_exception(first);
+    return taken;
+  }
   [[nodiscard]] bool wakes(void const* pool) const noexcept {
     if (only == nullptr) return true;
     for (void const* const p : *only) {

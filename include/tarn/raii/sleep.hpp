@@ -26,8 +26,7 @@ inline constexpr bool require_can_sleep() noexcept {
   static_assert(can_sleep<Memory>,
                 "tarn: only a pool over a page source, such as cuda_pages, can give its memory back and keep "
                 "the addresses: "
-                "use `cuda_pages{} | pooled{}`. Each pool below a layer that routes must be one, or have no "
-                "pool at all");
+                "use `cuda_pages{} | pooled{}`");
   return true;
 }
 
@@ -43,7 +42,8 @@ inline constexpr bool require_can_sleep() noexcept {
 /// need not be taken back. Does nothing, and returns 0, if the pool is asleep: the contents are those of the
 /// first call.
 ///
-/// Handles with a page_pin stay mapped, with their contents.
+/// Handles with a page_pin stay mapped, with their contents. Of several pools below a layer that routes, one
+/// that is not over pages stays awake.
 ///
 /// The memory of the pool's graph_memories sleeps and wakes with it, all or none. A capture_scope may be
 /// opened while the pool sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the
@@ -71,9 +71,9 @@ std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_mem
 }
 
 /// Takes the memory of a sleeping pool again, at the same addresses, with the contents that were kept. Does
-/// nothing, and returns 0, if the pool is awake. If the device has too little, the other pools there give
-/// back what they cache, the one that was made last first; what work still uses is waited for only if the
-/// rest does not suffice.
+/// nothing, and returns 0, if the pool is awake. Of several pools each is asked, and the first error is
+/// thrown. If the device has too little, the other pools there give back what they cache, the one that was
+/// made last first; what work still uses is waited for only if the rest does not suffice.
 /// @param then  whether the host memory of the contents is freed, or kept for the next sleep until the pool
 /// ends
 /// @returns the bytes taken: those of handles with live blocks
@@ -117,9 +117,11 @@ class sleep_scope {
   sleep_scope& operator=(sleep_scope&&) = delete;
   ~sleep_scope() { pool_call::wake_again(pool_, awake_before_); }
 
-  /// Wakes the pool before the end of the scope. @throws as wake()
+  /// Wakes before the end of the scope what its end would wake. @throws as wake()
   void wake(source_location place = source_location::current()) {
-    (void)tarn::wake(pool_, after_waking::free_host_memory, place);
+    (void)detail::called_from(place, [&] {
+      return nearest(pool_, pool_call::wake{after_waking::free_host_memory, &awake_before_});
+    });
   }
   /// Returns the bytes that falling asleep gave back.
   [[nodiscard]] std::size_t released_bytes() const noexcept { return released_; }
