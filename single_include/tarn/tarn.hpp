@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_c43f9b65
+#define TARN_NAMESPACE tarn::inline v0_2_0_2e711d20
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3208,6 +3208,8 @@ template <stream_driver Driver>
 // previous value would be wrong when scopes do not end in reverse order; removing a scope from a chain is
 // correct in any order.
 
+#include <cstdlib>
+
 // ---- tarn/core/misuse.hpp
 // The process-wide handler for misuse that cannot be thrown. Deallocation is noexcept, so it passes a
 // tarn::misuse to the handler.
@@ -3220,6 +3222,7 @@ template <stream_driver Driver>
 namespace TARN_NAMESPACE {
 
 /// Called on misuse. If it returns, the block is leaked (never allocated again) and the program continues.
+/// Only after misuse_kind::wrong_thread it is aborted.
 using misuse_handler = void (*)(misuse const&);
 
 /// Prints the message to standard error and aborts: memory that was freed wrongly may already have another
@@ -3279,7 +3282,8 @@ class scope_chain {
     scope.outer_ = last_begun;
     last_begun = &scope;
   }
-  /// Removes a scope. A scope of another thread cannot be removed: that is reported as misuse.
+  /// Removes a scope. A scope of another thread cannot be removed: that is reported as misuse, and the
+  /// process is aborted if the handler returns, since that thread would use the scope after its end.
   /// @param what  the kind of scope, for the message
   /// @returns the next inner scope, null for the innermost one
   TARN_ALWAYS_INLINE static Scope* end(Scope& scope, char const* what) noexcept {
@@ -3299,7 +3303,7 @@ class scope_chain {
     message<256> const text(what,
                             " ended on a thread that did not begin it; end it on the thread that began it");
     report_misuse(misuse(misuse_kind::wrong_thread, &scope, text.view()));
-    return nullptr;
+    std::abort();
   }
 
   static inline thread_local constinit Scope* last_begun = nullptr;

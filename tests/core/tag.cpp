@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <csignal>
 #include <memory>
 #include <optional>
 #include <string>
@@ -225,22 +226,28 @@ TEST_CASE("tag_scope and location_scope on two threads do not affect each other"
   other.join();
 }
 
-namespace {
-std::optional<misuse_kind> reported;
-}
-
-TEST_CASE("tag_scope reports misuse if it ends on another thread", "[core][tag][scope_chain]") {
-  auto const before = set_misuse_handler([](misuse const& what) {
-    if (std::string_view(what.what()).find("tag_scope ended on a thread") != std::string_view::npos)
-      reported = what.kind();
-  });
-  std::optional<tag_scope> scope;
-  std::thread([&] { scope.emplace("begun elsewhere"); }).join();
-  tag_scope const here{"of this thread"};
-  scope.reset();
-  set_misuse_handler(before);
-  CHECK(reported == misuse_kind::wrong_thread);
-  CHECK(tag::current() == tag("of this thread"));
+// Otherwise the thread that began it would use it after its end.
+TEST_CASE("tag_scope reports misuse and aborts if it ends on another thread", "[core][tag][scope_chain]") {
+  auto const end_elsewhere = [] {
+    std::optional<tag_scope> scope;
+    std::thread([&] { scope.emplace("begun elsewhere"); }).join();
+    tag_scope const here{"of this thread"};
+    scope.reset();
+    return false;
+  };
+  CHECK(child_of([&] {
+          (void)set_misuse_handler([](misuse const& what) {
+            bool const named =
+                std::string_view(what.what()).find("tag_scope ended on a thread") != std::string_view::npos;
+            ::_exit(named && what.kind() == misuse_kind::wrong_thread ? 0 : 2);
+          });
+          return end_elsewhere();
+        }) == 0);
+  CHECK(child_of([&] {
+          (void)set_misuse_handler([](misuse const&) {});
+          (void)std::signal(SIGABRT, [](int) { ::_exit(3); });
+          return end_elsewhere();
+        }) == 3);
 }
 
 TEST_CASE("tag is made in a child that was forked while another thread made the first one",

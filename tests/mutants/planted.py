@@ -1613,6 +1613,13 @@ PLANTED = {
             finder="tests/transfer/fill_threads.cpp",
         ),
         Mutant(
+            "a scope that ended on another thread stays in the chain of its own",
+            "core/scope_chain.hpp",
+            "    std::abort();",
+            "    return nullptr;",
+            finder="tests/core/tag.cpp",
+        ),
+        Mutant(
             "a forked child waits for a thread that looked up a captured stream",
             "driver/captured_handles.hpp",
             "inline static constinit static_spin_lock<captured_handles> lock;",

@@ -14,6 +14,7 @@
 namespace TARN_NAMESPACE {
 
 /// Called on misuse. If it returns, the block is leaked (never allocated again) and the program continues.
+/// Only after misuse_kind::wrong_thread it is aborted.
 using misuse_handler = void (*)(misuse const&);
 
 /// Prints the message to standard error and aborts: memory that was freed wrongly may already have another

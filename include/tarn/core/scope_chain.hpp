@@ -4,6 +4,8 @@
 // previous value would be wrong when scopes do not end in reverse order; removing a scope from a chain is
 // correct in any order.
 
+#include <cstdlib>
+
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
@@ -24,7 +26,8 @@ class scope_chain {
     scope.outer_ = last_begun;
     last_begun = &scope;
   }
-  /// Removes a scope. A scope of another thread cannot be removed: that is reported as misuse.
+  /// Removes a scope. A scope of another thread cannot be removed: that is reported as misuse, and the
+  /// process is aborted if the handler returns, since that thread would use the scope after its end.
   /// @param what  the kind of scope, for the message
   /// @returns the next inner scope, null for the innermost one
   TARN_ALWAYS_INLINE static Scope* end(Scope& scope, char const* what) noexcept {
@@ -44,7 +47,7 @@ class scope_chain {
     message<256> const text(what,
                             " ended on a thread that did not begin it; end it on the thread that began it");
     report_misuse(misuse(misuse_kind::wrong_thread, &scope, text.view()));
-    return nullptr;
+    std::abort();
   }
 
   static inline thread_local constinit Scope* last_begun = nullptr;
