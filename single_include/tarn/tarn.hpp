@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_2e711d20
+#define TARN_NAMESPACE tarn::inline v0_2_0_12d511cd
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -7419,10 +7419,10 @@ class shared_resource : public call_names<shared_resource<Layer>>,
       if constexpr (has_extend<Layer>) {
         return block_->layer.extend(stream, p, bytes, more, alignment);
       } else if constexpr (!has_allocate<Layer>) {
-        return block_->layer.upstream().extend(stream, p, bytes, more, alignment);
-      } else {
-        return false;
+        if constexpr (has_extend<typename Layer::upstream_type>)
+          return block_->layer.upstream().extend(stream, p, bytes, more, alignment);
       }
+      return false;
     });
   }
 

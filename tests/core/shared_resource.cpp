@@ -35,6 +35,26 @@ TEST_CASE("allocate, allocate_sync and allocate_async reach the same memory", "[
   CHECK(memory->state().live == 0);
 }
 
+namespace {
+/// A layer without any call of its own.
+struct plain_layer {
+  using upstream_type = host_memory;
+  using driver_type = host_memory::driver_type;
+  using properties = host_memory::properties;
+  explicit plain_layer(host_memory memory) : below(memory) {}
+  host_memory& upstream() noexcept { return below; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return below.driver(); }
+  host_memory below;
+};
+}  // namespace
+
+TEST_CASE("extend is false over a source that extends nothing", "[core][shared_resource]") {
+  shared_resource<plain_layer> memory(std::in_place, host_memory{});
+  void* const p = memory.allocate({}, 1000);
+  CHECK_FALSE(memory.extend({}, p, 1000, 1000));
+  memory.deallocate({}, p, 1000);
+}
+
 TEST_CASE("stack forwards a call to the layer that implements it", "[core][shared_resource]") {
   auto memory = host_memory{} | pooled{} | limited{1_GiB};
   void* const p = memory.allocate({}, 3_MiB);

@@ -255,10 +255,10 @@ class shared_resource : public call_names<shared_resource<Layer>>,
       if constexpr (has_extend<Layer>) {
         return block_->layer.extend(stream, p, bytes, more, alignment);
       } else if constexpr (!has_allocate<Layer>) {
-        return block_->layer.upstream().extend(stream, p, bytes, more, alignment);
-      } else {
-        return false;
+        if constexpr (has_extend<typename Layer::upstream_type>)
+          return block_->layer.upstream().extend(stream, p, bytes, more, alignment);
       }
+      return false;
     });
   }
 
