@@ -96,7 +96,6 @@ struct errors_as {
     } catch (out_of_memory const& error) {
       std::throw_with_nested(OutOfMemory(error.what()));
     } catch (std::bad_alloc const& error) {
-      if (is_theirs<OutOfMemory>() || is_theirs<Other>()) throw;
       throw_other(error);
     } catch (any_error const& error) {
       throw_other(error);
@@ -104,7 +103,10 @@ struct errors_as {
   }
 
  private:
-  [[noreturn]] static void throw_other(auto const& error) { std::throw_with_nested(Other(error.what())); }
+  [[noreturn]] static void throw_other(auto const& error) {
+    if (is_theirs<OutOfMemory>() || is_theirs<Other>()) throw;
+    std::throw_with_nested(Other(error.what()));
+  }
   /// Whether the exception being handled is a Theirs. Not a handler beside those above: the two types may be
   /// one.
   template <class Theirs>

@@ -89,6 +89,12 @@ TEST_CASE("errors_as lets other exceptions pass, and those that are translated a
   }
 }
 
+TEST_CASE("errors_as lets an error of tarn's pass that is one of its types already", "[core]") {
+  using standard = tarn::errors_as<std::runtime_error, std::invalid_argument>;
+  CHECK_THROWS_AS(leave<standard>(tarn::bad_alignment(3, 256)), tarn::bad_alignment);
+  CHECK_THROWS_AS(leave<standard>(broken_call()), std::invalid_argument);
+}
+
 TEST_CASE("own_errors changes nothing, and translated returns what the call returns", "[core]") {
   CHECK_THROWS_AS(leave<tarn::own_errors>(refusal()), tarn::out_of_memory);
   CHECK(tarn::detail::translated<tarn::own_errors>([] { return 3; }) == 3);
