@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_6cf90aa2
+#define TARN_NAMESPACE tarn::inline v0_2_0_fc87fba2
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -6676,7 +6676,8 @@ class two_graph_owners final : public graph_owner {
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     {
       scoped_lock const guard(mutex_);
-      open_.reserve(open_.size() + ++expected_);
+      open_.reserve(open_.size() + expected_ + 1);
+      ++expected_;
     }
     numbers made{};
     try {

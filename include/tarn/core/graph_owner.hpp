@@ -58,7 +58,8 @@ class two_graph_owners final : public graph_owner {
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     {
       scoped_lock const guard(mutex_);
-      open_.reserve(open_.size() + ++expected_);
+      open_.reserve(open_.size() + expected_ + 1);
+      ++expected_;
     }
     numbers made{};
     try {
