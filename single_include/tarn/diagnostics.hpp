@@ -353,9 +353,15 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 #if TARN_HAS_NVTX_RANGES
+inline constinit std::atomic<nvtxDomainHandle_t> made_nvtx_domain{nullptr};
+
 /// Returns tarn's domain, created at first use and kept; null without a profiler.
 [[nodiscard]] inline nvtxDomainHandle_t nvtx_domain() noexcept {
-  static nvtxDomainHandle_t const made = nvtxDomainCreateA("tarn");
+  nvtxDomainHandle_t made = made_nvtx_domain.load(std::memory_order_acquire);
+  if (made != nullptr) return made;
+  nvtxDomainHandle_t const fresh = nvtxDomainCreateA("tarn");
+  if (fresh == nullptr || made_nvtx_domain.compare_exchange_strong(made, fresh)) return fresh;
+  nvtxDomainDestroy(fresh);  // another thread was faster
   return made;
 }
 #endif
@@ -1841,11 +1847,13 @@ template <class... Subjects>
 // table in source order, as line profilers print it.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -1880,7 +1888,11 @@ class line_registry {
   static constexpr std::size_t most = 4096;
 
   [[nodiscard]] static line_registry& of_process() {
-    static auto* const made = new line_registry;
+    line_registry* made = only.load(std::memory_order_acquire);
+    if (made == nullptr) {
+      auto fresh = std::make_unique<line_registry>();
+      if (only.compare_exchange_strong(made, fresh.get())) made = fresh.release();
+    }
     return *made;
   }
 
@@ -1918,6 +1930,8 @@ class line_registry {
   }
 
  private:
+  inline static constinit std::atomic<line_registry*> only{nullptr};
+
   detail::fork_mutex mutex_;
   sequence<profiled_line> lines_;
   std::uint64_t dropped_ = 0;

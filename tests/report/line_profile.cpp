@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/sim.hpp"
 
@@ -23,6 +24,12 @@ profiled_line line_at(int line) {
   return {};
 }
 }  // namespace
+
+// The first use of the process, so that it stands here.
+TEST_CASE("line_profile works in a child that was forked while another thread used it first",
+          "[raii][line_profile][at_fork]") {
+  CHECK(child_forked_during([] { reset_line_profile(); }, [] { return line_profile().empty(); }) == 0);
+}
 
 TEST_CASE("TARN_PROFILE_LINE records a line's calls, change and peak above the start",
           "[raii][line_profile]") {

@@ -33,9 +33,15 @@ namespace TARN_NAMESPACE {
 
 namespace detail {
 #if TARN_HAS_NVTX_RANGES
+inline constinit std::atomic<nvtxDomainHandle_t> made_nvtx_domain{nullptr};
+
 /// Returns tarn's domain, created at first use and kept; null without a profiler.
 [[nodiscard]] inline nvtxDomainHandle_t nvtx_domain() noexcept {
-  static nvtxDomainHandle_t const made = nvtxDomainCreateA("tarn");
+  nvtxDomainHandle_t made = made_nvtx_domain.load(std::memory_order_acquire);
+  if (made != nullptr) return made;
+  nvtxDomainHandle_t const fresh = nvtxDomainCreateA("tarn");
+  if (fresh == nullptr || made_nvtx_domain.compare_exchange_strong(made, fresh)) return fresh;
+  nvtxDomainDestroy(fresh);  // another thread was faster
   return made;
 }
 #endif

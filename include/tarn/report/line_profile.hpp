@@ -4,11 +4,13 @@
 // table in source order, as line profilers print it.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -52,7 +54,11 @@ class line_registry {
   static constexpr std::size_t most = 4096;
 
   [[nodiscard]] static line_registry& of_process() {
-    static auto* const made = new line_registry;
+    line_registry* made = only.load(std::memory_order_acquire);
+    if (made == nullptr) {
+      auto fresh = std::make_unique<line_registry>();
+      if (only.compare_exchange_strong(made, fresh.get())) made = fresh.release();
+    }
     return *made;
   }
 
@@ -90,6 +96,8 @@ class line_registry {
   }
 
  private:
+  inline static constinit std::atomic<line_registry*> only{nullptr};
+
   detail::fork_mutex mutex_;
   sequence<profiled_line> lines_;
   std::uint64_t dropped_ = 0;
