@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import pathlib
+import sys
 import weakref
 
 NO_LIMIT = ctypes.c_size_t(-1).value
@@ -103,6 +104,8 @@ class Array:
         if any(n < 0 for n in shape):
             raise ValueError(f"a shape has no negative size: {shape}")
         size = math.prod(shape) * int(typestr[2:])
+        if size > sys.maxsize:  # ctypes would take its lowest 64 bits
+            raise MemoryError(f"tarn: {size} bytes asked")
         address = lib.tarn_c_allocate(pool.pointer, size, stream)
         if not address and size:
             raise (MemoryError if lib.tarn_c_error_kind() == OUT_OF_MEMORY else Error)(error_text())

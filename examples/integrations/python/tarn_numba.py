@@ -9,6 +9,7 @@ or NUMBA_CUDA_MEMORY_MANAGER=tarn_numba in the environment. README.md says what 
 import contextlib
 import ctypes
 import functools
+import sys
 import weakref
 
 from numba import cuda
@@ -34,6 +35,8 @@ class MemoryManager(cuda.HostOnlyCUDAMemoryManager):
         """Numba calls this each time that it makes a context current; the pool makes itself at its first use."""
 
     def memalloc(self, size):
+        if size > sys.maxsize:  # ctypes would take its lowest 64 bits
+            raise OutOfMemoryError(_CUDA_ERROR_OUT_OF_MEMORY, f"tarn: {size} bytes asked")
         pool = self._pool
         address = tarn_c.lib.tarn_c_allocate_for_every_stream(pool.pointer, size)
         if not address and size:

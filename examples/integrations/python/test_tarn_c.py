@@ -156,6 +156,7 @@ class Arrays(unittest.TestCase):
     def test_an_array_that_does_not_fit_is_a_memory_error(self):
         self.pool.set_limit(4 * MIB)
         self.assertRaisesRegex(MemoryError, "refused by limited", tarn_c.Array, self.pool, (100, MIB))
+        self.assertRaisesRegex(MemoryError, "bytes asked", tarn_c.Array, self.pool, (2**62 + 1,), "<f4")  # 4 bytes in 64 bits
         self.assertRaises(ValueError, tarn_c.Array, self.pool, (-1, -1))
         self.assertEqual(self.pool.numbers().blocks, 0)
 
