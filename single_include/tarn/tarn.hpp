@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_c95dc7e2
+#define TARN_NAMESPACE tarn::inline v0_2_0_0ff59100
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -23695,7 +23695,8 @@ struct block_record {
   int device = 0;
   block_state state = block_state::unused;
   bool fenced = false;
-  bool used_elsewhere = false;  ///< record_stream() named another stream
+  bool used_elsewhere = false;                     ///< record_stream() named another stream
+  stream_id latest_user = stream_ref::unknown_id;  ///< the latest one that record_stream() named
 };
 
 /// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller
@@ -24065,27 +24066,31 @@ namespace TARN_NAMESPACE::detail {
 template <stream_driver Driver>
 class used_streams {
  public:
-  /// Remembers a stream; not if the driver does not know it or the host has no memory.
-  void note(Driver const& driver, stream_ref stream) noexcept {
+  /// Remembers a stream; not if the driver does not know it or the host has no memory. Returns its identity.
+  stream_id note(Driver const& driver, stream_ref stream) noexcept {
     stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !identify_beside_captures(driver, stream, id).ok()) return;
+    if (id == stream_ref::unknown_id && !identify_beside_captures(driver, stream, id).ok()) return id;
     scoped_lock const guard(mutex_);
     for (stream_ref const known : streams_) {
-      if (known.id() == id) return;
+      if (known.id() == id) return id;
     }
     stream_ref const latest = stream_ref::from(stream.handle(), id);
     if (streams_.size() == most) {
       streams_[next_++ % most] = latest;  // in place of the earliest one
-      return;
+      return id;
     }
     try {
       streams_.push_back(latest);
     } catch (...) {
     }
+    return id;
   }
 
-  /// Reports each stream, if it is known to exist, that has work left. @param call  what needs it finished
-  void report_unfinished(Driver const& driver, char const* call) const noexcept {
+  /// Reports each stream, if it is known to exist, that has work left.
+  /// @param call     what needs it finished
+  /// @param matters  asked with the identity of a stream: whether it is reported
+  template <class Matters>
+  void report_unfinished(Driver const& driver, char const* call, Matters const& matters) const noexcept {
     stream_ref streams[most];
     std::size_t count = 0;
     {
@@ -24093,10 +24098,11 @@ class used_streams {
       for (stream_ref const s : streams_) streams[count++] = s;
     }
     for (std::size_t i = 0; i < count; ++i) {
-      if (life_of(driver, streams[i]) != stream_life::alive || is_finished(driver, streams[i])) continue;
+      if (life_of(driver, streams[i]) != stream_life::alive || !matters(streams[i].id())) continue;
+      if (is_finished(driver, streams[i])) continue;
       message<256> const text(
           call, "() was called while stream ", streams[i].id(),
-          ", which used blocks of this resource, has unfinished work; synchronise it first");
+          ", which uses live blocks of this resource, has unfinished work; synchronise it first");
       report_misuse(misuse(misuse_kind::in_use, nullptr, text.view()));
     }
   }
@@ -24273,10 +24279,11 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
                                                          fences_.whole_bytes(bytes, alignment), stream});
     }
-    streams_.note(driver(), stream);
+    stream_id const user = streams_.note(driver(), stream);
     detail::scoped_lock const guard(mutex_);
     if (detail::block_record* const b = history_.find(p)) {  // live, unless it was freed meanwhile: misuse
       b->used_elsewhere = true;
+      b->latest_user = user;
       b->fenced = b->fenced && !captured;  // a graph uses the block also after it is freed
     }
   }
@@ -24323,13 +24330,15 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return found;
   }
 
-  /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished
-  /// (misuse_kind::in_use). The fences of live blocks are discarded with the contents.
+  /// Puts the pool to sleep, after it reported each stream of a live block that has unfinished work
+  /// (misuse_kind::in_use): the stream on which the block was allocated, and the latest one of its
+  /// record_stream(). What that work uses is not known, so these streams must be idle. The fences of live
+  /// blocks are discarded with the contents.
   std::size_t sleep(contents where)
     requires reachable<Upstream, pool_call::sleep>
   {
     if (detail::all_sleep(this->upstream())) return 0;
-    streams_.report_unfinished(driver(), "sleep");
+    report_unfinished("sleep");
     if (where == contents::discarded) (void)end_quarantine(0, 0);
     std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
     if (where == contents::discarded)
@@ -24340,7 +24349,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   compaction compact()
     requires reachable<Upstream, pool_call::compact>
   {
-    streams_.report_unfinished(driver(), "compact");
+    report_unfinished("compact");
     return nearest(this->upstream(), pool_call::compact{});
   }
 
@@ -24397,6 +24406,18 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   [[nodiscard]] bool is_intact(detail::block_record const& b) const noexcept {
     auto const& written = b.state == detail::block_state::quarantined ? b.freed : b.allocated;
     return b.fenced && written.call > lost_.load(std::memory_order_relaxed);
+  }
+
+  void report_unfinished(char const* call) const noexcept {
+    streams_.report_unfinished(driver(), call, [&](stream_id id) {
+      bool uses = false;
+      detail::scoped_lock const guard(mutex_);
+      history_.for_each([&](detail::block_record const& b) {
+        bool const live = b.state == detail::block_state::live;
+        uses = uses || (live && (b.allocated.stream == id || b.latest_user == id));
+      });
+      return uses;
+    });
   }
 
   [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
@@ -26726,10 +26747,10 @@ inline constexpr bool require_can_sleep() noexcept {
 /// and wake independently.
 ///
 /// No work uses the pool's memory from this call until wake() returns; the caller has synchronised the
-/// streams that did. A `checked` layer reports where that is not so. Until then allocations throw
-/// pool_asleep; deallocations, statistics, trim() and the end of the pool work, and blocks that are freed
-/// need not be taken back. Does nothing, and returns 0, if the pool is asleep: the contents are those of the
-/// first call.
+/// streams that did. A `checked` layer reports each stream of a live block that is not idle: it does not know
+/// what the work there uses. Until then allocations throw pool_asleep; deallocations, statistics, trim() and
+/// the end of the pool work, and blocks that are freed need not be taken back. Does nothing, and returns 0,
+/// if the pool is asleep: the contents are those of the first call.
 ///
 /// Handles with a page_pin stay mapped, with their contents. Of several pools below a layer that routes, one
 /// that is not over pages stays awake.

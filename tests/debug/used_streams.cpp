@@ -28,6 +28,7 @@ class reported {
  private:
   misuse_handler before_;
 };
+constexpr auto any = [](stream_id) { return true; };
 constexpr sim_nanoseconds a_second = 1'000'000'000;
 }  // namespace
 
@@ -42,11 +43,11 @@ TEST_CASE("used_streams::report_unfinished reports each stream with work once", 
   streams.note(driver, idle);
   REQUIRE(machine.launch(busy, a_second).ok());
   REQUIRE(machine.launch(unused, a_second).ok());
-  streams.report_unfinished(driver, "sleep");
+  streams.report_unfinished(driver, "sleep", any);
   REQUIRE(reported::texts().size() == 1);
   CHECK(reported::texts()[0].find("sleep() was called while stream") != std::string::npos);
   REQUIRE(driver.synchronize_stream(busy).ok());
-  streams.report_unfinished(driver, "sleep");
+  streams.report_unfinished(driver, "sleep", any);
   CHECK(reported::texts().size() == 1);
 }
 
@@ -59,6 +60,6 @@ TEST_CASE("used_streams remembers the latest 64 streams", "[policy][used_streams
   detail::used_streams<sim_driver> streams;
   for (stream_ref const s : all) streams.note(driver, s);
   for (std::size_t i = all.size() - 64; i < all.size(); ++i) REQUIRE(machine.launch(all[i], a_second).ok());
-  streams.report_unfinished(driver, "sleep");
+  streams.report_unfinished(driver, "sleep", any);
   CHECK(reported::texts().size() == 64);
 }

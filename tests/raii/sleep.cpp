@@ -781,3 +781,26 @@ TEST_CASE("checked reports work that is unfinished at the call of sleep or compa
   REQUIRE(machine.driver(0).synchronize_device().ok());
   memory.deallocate(stream, p, 1_MiB);
 }
+
+TEST_CASE("checked reports at sleep and compact only streams of live blocks", "[raii][sleep][pages]") {
+  sim_machine const machine(small_machine());
+  collected_reports const reports;
+  sim_stream const own(machine.driver(0)), user(machine.driver(0)), earlier(machine.driver(0));
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | checked{};
+  void* const gone = memory.allocate(earlier, 1_MiB);
+  memory.record_stream(gone, 1_MiB, earlier);
+  memory.deallocate(earlier, gone, 1_MiB);
+  void* const p = memory.allocate(own, 1_MiB);
+  memory.record_stream(p, 1_MiB, user);
+  REQUIRE(machine.driver(0).synchronize_device().ok());
+  REQUIRE(machine.launch(earlier, 1'000'000'000).ok());  // with other memory
+  (void)sleep(memory);
+  (void)wake(memory);
+  (void)compact(memory);
+  CHECK(reports.kinds.empty());
+  REQUIRE(machine.launch(user, 1'000'000'000).ok());
+  (void)compact(memory);
+  CHECK(reports.kinds == std::vector<misuse_kind>{misuse_kind::in_use});
+  REQUIRE(machine.driver(0).synchronize_device().ok());
+  memory.deallocate(own, p, 1_MiB);
+}

@@ -43,7 +43,8 @@ struct block_record {
   int device = 0;
   block_state state = block_state::unused;
   bool fenced = false;
-  bool used_elsewhere = false;  ///< record_stream() named another stream
+  bool used_elsewhere = false;                     ///< record_stream() named another stream
+  stream_id latest_user = stream_ref::unknown_id;  ///< the latest one that record_stream() named
 };
 
 /// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller

@@ -181,10 +181,11 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
                                                          fences_.whole_bytes(bytes, alignment), stream});
     }
-    streams_.note(driver(), stream);
+    stream_id const user = streams_.note(driver(), stream);
     detail::scoped_lock const guard(mutex_);
     if (detail::block_record* const b = history_.find(p)) {  // live, unless it was freed meanwhile: misuse
       b->used_elsewhere = true;
+      b->latest_user = user;
       b->fenced = b->fenced && !captured;  // a graph uses the block also after it is freed
     }
   }
@@ -231,13 +232,15 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return found;
   }
 
-  /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished
-  /// (misuse_kind::in_use). The fences of live blocks are discarded with the contents.
+  /// Puts the pool to sleep, after it reported each stream of a live block that has unfinished work
+  /// (misuse_kind::in_use): the stream on which the block was allocated, and the latest one of its
+  /// record_stream(). What that work uses is not known, so these streams must be idle. The fences of live
+  /// blocks are discarded with the contents.
   std::size_t sleep(contents where)
     requires reachable<Upstream, pool_call::sleep>
   {
     if (detail::all_sleep(this->upstream())) return 0;
-    streams_.report_unfinished(driver(), "sleep");
+    report_unfinished("sleep");
     if (where == contents::discarded) (void)end_quarantine(0, 0);
     std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
     if (where == contents::discarded)
@@ -248,7 +251,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   compaction compact()
     requires reachable<Upstream, pool_call::compact>
   {
-    streams_.report_unfinished(driver(), "compact");
+    report_unfinished("compact");
     return nearest(this->upstream(), pool_call::compact{});
   }
 
@@ -305,6 +308,18 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   [[nodiscard]] bool is_intact(detail::block_record const& b) const noexcept {
     auto const& written = b.state == detail::block_state::quarantined ? b.freed : b.allocated;
     return b.fenced && written.call > lost_.load(std::memory_order_relaxed);
+  }
+
+  void report_unfinished(char const* call) const noexcept {
+    streams_.report_unfinished(driver(), call, [&](stream_id id) {
+      bool uses = false;
+      detail::scoped_lock const guard(mutex_);
+      history_.for_each([&](detail::block_record const& b) {
+        bool const live = b.state == detail::block_state::live;
+        uses = uses || (live && (b.allocated.stream == id || b.latest_user == id));
+      });
+      return uses;
+    });
   }
 
   [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {

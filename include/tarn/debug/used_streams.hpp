@@ -20,27 +20,31 @@ namespace TARN_NAMESPACE::detail {
 template <stream_driver Driver>
 class used_streams {
  public:
-  /// Remembers a stream; not if the driver does not know it or the host has no memory.
-  void note(Driver const& driver, stream_ref stream) noexcept {
+  /// Remembers a stream; not if the driver does not know it or the host has no memory. Returns its identity.
+  stream_id note(Driver const& driver, stream_ref stream) noexcept {
     stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !identify_beside_captures(driver, stream, id).ok()) return;
+    if (id == stream_ref::unknown_id && !identify_beside_captures(driver, stream, id).ok()) return id;
     scoped_lock const guard(mutex_);
     for (stream_ref const known : streams_) {
-      if (known.id() == id) return;
+      if (known.id() == id) return id;
     }
     stream_ref const latest = stream_ref::from(stream.handle(), id);
     if (streams_.size() == most) {
       streams_[next_++ % most] = latest;  // in place of the earliest one
-      return;
+      return id;
     }
     try {
       streams_.push_back(latest);
     } catch (...) {
     }
+    return id;
   }
 
-  /// Reports each stream, if it is known to exist, that has work left. @param call  what needs it finished
-  void report_unfinished(Driver const& driver, char const* call) const noexcept {
+  /// Reports each stream, if it is known to exist, that has work left.
+  /// @param call     what needs it finished
+  /// @param matters  asked with the identity of a stream: whether it is reported
+  template <class Matters>
+  void report_unfinished(Driver const& driver, char const* call, Matters const& matters) const noexcept {
     stream_ref streams[most];
     std::size_t count = 0;
     {
@@ -48,10 +52,11 @@ class used_streams {
       for (stream_ref const s : streams_) streams[count++] = s;
     }
     for (std::size_t i = 0; i < count; ++i) {
-      if (life_of(driver, streams[i]) != stream_life::alive || is_finished(driver, streams[i])) continue;
+      if (life_of(driver, streams[i]) != stream_life::alive || !matters(streams[i].id())) continue;
+      if (is_finished(driver, streams[i])) continue;
       message<256> const text(
           call, "() was called while stream ", streams[i].id(),
-          ", which used blocks of this resource, has unfinished work; synchronise it first");
+          ", which uses live blocks of this resource, has unfinished work; synchronise it first");
       report_misuse(misuse(misuse_kind::in_use, nullptr, text.view()));
     }
   }
