@@ -458,6 +458,15 @@ class allocator final : public native::CUDAAllocator {
     with_memory_of(its, b,
                    [&](auto& memory) { memory.deallocate(b.stream, p, b.bytes, tarn::default_alignment); });
   }
+  /// Frees the new block of a private pool if it cannot be noted. The caller holds the pool's mutex.
+  static void note_live(device_memory& its, private_pool& pool, void* p, block const& b) {
+    try {
+      pool.live.insert(p);
+    } catch (...) {
+      deallocate(its, p, b);
+      throw;
+    }
+  }
 
   /// A stream with its identity, of which the driver is asked.
   static tarn::stream_ref identified(device_memory& its, cudaStream_t stream) {
@@ -522,6 +531,7 @@ class allocator final : public native::CUDAAllocator {
   [[nodiscard]] void* take_parked(device_memory& its, private_pool& pool, block const& b);
   void* take_on_oom(device_memory& its, block& b);
   void give_back(void* p, block& b);
+  void release(device_memory& its, void* p, block& b);
   void park_or_free(device_memory& its, void* p, block& b);
   [[noreturn]] void refuse(device_memory& its, std::size_t bytes, tarn::stream_ref stream,
                            tarn::out_of_memory const& why);
@@ -614,14 +624,16 @@ void* allocator::take_for(device_memory& its, std::size_t bytes, cudaStream_t ha
       }
     }
   }
-  if (watched) [[unlikely]] {
-    context_ptr const context = b.context;
-    MempoolId_t const id = b.pool != nullptr ? b.pool->id : MempoolId_t{0, 0};
+  context_ptr const context = b.context;
+  MempoolId_t const id = b.pool != nullptr ? b.pool->id : MempoolId_t{0, 0};
+  try {
     blocks_.insert(p, std::move(b));
-    history_.note(TraceEntry::ALLOC, its.index, reinterpret_cast<std::size_t>(p), bytes, handle, id, context);
-  } else {
-    blocks_.insert(p, std::move(b));
+  } catch (...) {
+    release(its, p, b);  // NOLINT(bugprone-use-after-move): it is unchanged
+    throw;
   }
+  if (watched) [[unlikely]]
+    history_.note(TraceEntry::ALLOC, its.index, reinterpret_cast<std::size_t>(p), bytes, handle, id, context);
   if (c10::memoryProfilingEnabled()) [[unlikely]]
     report_to_profiler(its, p, static_cast<std::int64_t>(bytes));
   if (auto const* const trace = c10::impl::GPUTrace::get_trace(); trace != nullptr) [[unlikely]]
@@ -659,7 +671,7 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
     }
     p = pool.allocate(stream, bytes);
   }
-  pool.live.insert(p);
+  note_live(its, pool, p, b);
   return p;
 }
 
@@ -681,8 +693,8 @@ void* allocator::take_on_oom(device_memory& its, block& b) {
     if (pool->is_released()) continue;
     try {
       void* const p = pool->allocate(b.stream, b.bytes);
-      pool->live.insert(p);
       b.pool = pool;
+      note_live(its, *pool, p, b);
       return p;
     } catch (tarn::out_of_memory const&) {
     }
@@ -744,6 +756,11 @@ void allocator::give_back(void* p, block& b) {
                     context != nullptr ? context : b.context);
   }
   if (b.is_shared) its.server.forget(p);
+  release(its, p, b);
+}
+
+/// Frees a block, or parks it.
+void allocator::release(device_memory& its, void* p, block& b) {
   if (b.pool != nullptr) {
     std::shared_ptr<private_pool> const pool = b.pool;
     std::lock_guard const guard(pool->mutex);

@@ -36,13 +36,11 @@ struct block {
 /// A map in 64 parts, each with its own lock. Thread-safe. O(1).
 class block_table {
  public:
-  /// Adds a block, in place of one that is parked there.
+  /// Adds a block, in place of one that is parked there. @throws std::bad_alloc  `b` is unchanged
   void insert(void* p, block&& b) {
     part& at = part_of(p);
     std::lock_guard const guard(at.mutex);
-    auto const [it, is_new] = at.blocks.emplace(p, std::move(b));
-    // NOLINTNEXTLINE(bugprone-use-after-move): emplace() takes it only if the address is new
-    if (!is_new) it->second = std::move(b);
+    at.blocks[p] = std::move(b);
   }
   /// Removes a block. Returns false if there is none at `p`, or if it is parked.
   bool take(void* p, block& taken) {
