@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_0ff59100
+#define TARN_NAMESPACE tarn::inline v0_2_0_536f5f6c
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3861,9 +3861,6 @@ class no_driver {
   }
 };
 
-static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver> &&
-              registering_driver<no_driver>);
-
 }  // namespace TARN_NAMESPACE
 
 namespace TARN_NAMESPACE::detail {
@@ -6290,8 +6287,6 @@ struct host_calls {
 /// Pageable host memory with any alignment up to max_alignment. It has no streams: all work counts as already
 /// done. If a device copies from or to it, wait for the copy before freeing.
 using host_memory = block_source<no_driver, host_calls>;
-
-static_assert(resource<host_memory>);
 
 }  // namespace TARN_NAMESPACE
 // ---- tarn/source/managed.hpp
@@ -23657,7 +23652,6 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -24520,13 +24514,19 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// wait for the uses of the oldest; returns whether one may have been released. No work on the device may
   /// touch them, so the verification and what follows need no stream order.
   bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
-    bool any = false;
-    std::optional<detail::own_stream<typename Upstream::driver_type>> reading;  // joins no capture
-    for (;; any = true) {
+    auto const is_over = [&] {
+      return history_.quarantined_bytes() > bytes || history_.quarantined() > blocks;
+    };
+    {
+      detail::scoped_lock const guard(mutex_);
+      if (!is_over()) return false;
+    }
+    detail::own_stream const reading(driver());  // joins no capture
+    for (bool any = false;; any = true) {
       detail::block_record b;
       {
         detail::scoped_lock const guard(mutex_);
-        if (history_.quarantined_bytes() <= bytes && history_.quarantined() <= blocks) return any;
+        if (!is_over()) return any;
         b = history_.oldest();
         if (!b.used_elsewhere) history_.leave(*history_.find(b.p));
       }
@@ -24538,8 +24538,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         continue;
       }
       if (is_intact(b) && !detail::sleeps(this->upstream())) {
-        if (!reading.has_value()) reading.emplace(driver());
-        std::size_t const at = reading->made().ok() ? first_written(b, reading->get()) : b.bytes;
+        std::size_t const at = reading.made().ok() ? first_written(b, reading.get()) : b.bytes;
         if (at != b.bytes) report_late_write(b, at);
       }
       this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);

@@ -10,6 +10,9 @@
 
 using namespace tarn;
 
+static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver> &&
+              registering_driver<no_driver>);
+
 namespace {
 struct host_bench {
   no_driver driver() { return {}; }

@@ -1657,7 +1657,7 @@ PLANTED = {
         Mutant(
             "checked reads its quarantine in the order of a capture",
             "debug/checked.hpp",
-            "first_written(b, reading->get())",
+            "first_written(b, reading.get())",
             "first_written(b, stream_ref{})",
             finder="tests/debug/checked.cpp",
         ),

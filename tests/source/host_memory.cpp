@@ -10,6 +10,8 @@
 
 using namespace tarn;
 
+static_assert(resource<host_memory>);
+
 TEST_CASE("host_memory meets the resource contract", "[source][host_memory]") {
   tarn_test::resource_contract([] { return host_memory{}; });
 }

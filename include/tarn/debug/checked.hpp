@@ -9,7 +9,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -422,13 +421,19 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// wait for the uses of the oldest; returns whether one may have been released. No work on the device may
   /// touch them, so the verification and what follows need no stream order.
   bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
-    bool any = false;
-    std::optional<detail::own_stream<typename Upstream::driver_type>> reading;  // joins no capture
-    for (;; any = true) {
+    auto const is_over = [&] {
+      return history_.quarantined_bytes() > bytes || history_.quarantined() > blocks;
+    };
+    {
+      detail::scoped_lock const guard(mutex_);
+      if (!is_over()) return false;
+    }
+    detail::own_stream const reading(driver());  // joins no capture
+    for (bool any = false;; any = true) {
       detail::block_record b;
       {
         detail::scoped_lock const guard(mutex_);
-        if (history_.quarantined_bytes() <= bytes && history_.quarantined() <= blocks) return any;
+        if (!is_over()) return any;
         b = history_.oldest();
         if (!b.used_elsewhere) history_.leave(*history_.find(b.p));
       }
@@ -440,8 +445,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         continue;
       }
       if (is_intact(b) && !detail::sleeps(this->upstream())) {
-        if (!reading.has_value()) reading.emplace(driver());
-        std::size_t const at = reading->made().ok() ? first_written(b, reading->get()) : b.bytes;
+        std::size_t const at = reading.made().ok() ? first_written(b, reading.get()) : b.bytes;
         if (at != b.bytes) report_late_write(b, at);
       }
       this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);

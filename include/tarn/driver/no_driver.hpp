@@ -171,7 +171,4 @@ class no_driver {
   }
 };
 
-static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver> &&
-              registering_driver<no_driver>);
-
 }  // namespace TARN_NAMESPACE

@@ -35,6 +35,4 @@ struct host_calls {
 /// done. If a device copies from or to it, wait for the copy before freeing.
 using host_memory = block_source<no_driver, host_calls>;
 
-static_assert(resource<host_memory>);
-
 }  // namespace TARN_NAMESPACE
