@@ -1657,8 +1657,8 @@ PLANTED = {
         Mutant(
             "checked reads its quarantine in the order of a capture",
             "debug/checked.hpp",
-            "first_written(b, reading.get())",
-            "first_written(b, stream_ref{})",
+            "first_written(b, reading.get()) : b.bytes;\n        if (at",
+            "first_written(b, stream_ref{}) : b.bytes;\n        if (at",
             finder="tests/debug/checked.cpp",
         ),
         Mutant(
