@@ -161,7 +161,7 @@ struct memory_explanation {
       add(depth + 1, "live, rounding", *p.rounding);
       if (p.untracked != 0) add(depth + 1, "live, not counted by `tracked`", p.untracked);
     } else {
-      add(depth + 1, "live", p.live, "add | tarn::tracked{} above the pool to see the rounding");
+      add(depth + 1, "live", p.live, "| tarn::tracked{} directly above the pool shows the rounding");
     }
     add(depth + 1, "deferred for another stream", p.deferred);
     add(depth + 1, "cached", p.cached);
