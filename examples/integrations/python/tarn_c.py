@@ -79,11 +79,11 @@ class Pool:
 
     def trim(self, keep=0):
         """Returns cached memory to the driver until at most `keep` bytes are reserved."""
-        return lib.tarn_c_trim(self.pointer, keep)
+        return lib.tarn_c_trim(self.pointer, min(keep, NO_LIMIT))  # ctypes would take the lowest 64 bits
 
     def set_limit(self, size):
         """Bounds the bytes that the pool reserves; 0: no bound."""
-        lib.tarn_c_set_limit(self.pointer, size or NO_LIMIT)
+        lib.tarn_c_set_limit(self.pointer, min(size or NO_LIMIT, NO_LIMIT))
 
     def reset_peaks(self):
         lib.tarn_c_reset_peaks(self.pointer)

@@ -160,6 +160,11 @@ class Arrays(unittest.TestCase):
         self.assertRaises(ValueError, tarn_c.Array, self.pool, (-1, -1))
         self.assertEqual(self.pool.numbers().blocks, 0)
 
+    def test_a_limit_above_64_bits_is_none(self):
+        self.pool.set_limit(2**64 + 1)
+        tarn_c.Array(self.pool, (1,))
+        self.assertEqual(self.pool.trim(2**64), 0)
+
 
 class CupyFunctions(unittest.TestCase):
     """tarn_c_cupy_malloc and _free, with functions of this file in place of CuPy's and Python's."""
