@@ -126,23 +126,31 @@ def changed_function(mutant):
     return next((head.group(1) for head in reversed(heads) if head), "")
 
 
+@functools.cache
+def files_of_unit_tests():
+    return [p for p in sorted((ROOT / "tests").rglob("*.cpp")) if re.search(r"^(TEMPLATE_\w*)?TEST_CASE\w*\(", p.read_text(), re.M)]
+
+
 def unit_tests(mutant):
     """All files of unit tests: those of the headers that name the changed function come first, then those of the header's folder."""
     name, folder = changed_function(mutant), mutant.file.split("/")[0]
     users = {h.stem for h in TARN.rglob("*.hpp") if name and re.search(rf"\b{name}\(", h.read_text())}
-    files = [p for p in sorted((ROOT / "tests").rglob("*.cpp")) if re.search(r"^(TEMPLATE_\w*)?TEST_CASE\w*\(", p.read_text(), re.M)]
-    return [str(p.relative_to(ROOT)) for p in sorted(files, key=lambda p: (p.stem not in users, p.parent.name != folder))]
+    return [str(p.relative_to(ROOT)) for p in sorted(files_of_unit_tests(), key=lambda p: (p.stem not in users, p.parent.name != folder))]
 
 
-def draws(seed, number):
-    """Endless planted bugs of one number: the next one is taken where one does not compile. A seed orders the lines by their text, so
-    that it draws the same ones after other lines have changed."""
+@functools.cache
+def drawn_lines(seed):
+    """The changeable lines in the order of a seed, by their text: it draws the same ones after other lines have changed."""
     seen, lines = collections.Counter(), []
     for name, at, text, found in changeable_lines():
         line = f"{seed} {name} {text[at].strip()}"
         seen[line] += 1
         lines.append((hashlib.sha256(f"{line} {seen[line]}".encode()).digest(), name, at, text, found))
-    lines.sort(key=lambda line: line[0])
-    for order, name, at, text, found in lines[number - 1 :: 1000]:
+    return sorted(lines, key=lambda line: line[0])
+
+
+def draws(seed, number):
+    """The planted bugs of one number: the next one is taken where one does not compile."""
+    for order, name, at, text, found in drawn_lines(seed)[number - 1 :: 1000]:
         change = found[order[0] % len(found)]
         yield as_mutant(name, at, text, change), change.kind, text[at].strip(), change.line.strip()

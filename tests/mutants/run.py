@@ -160,9 +160,14 @@ class Programs:
         return self.built.get(finder) if number in self.put else None
 
     def build_once(self, finder):
+        """Builds a finder that need not compile here: that is noted in `failing`."""
         with self.building[finder]:
-            if finder not in self.built:
+            if finder in self.built or finder in self.failing:
+                return
+            try:
                 self.build(finder)
+            except DoesNotCompile:
+                self.failing[finder] = "it does not compile here"
 
     def wait(self, finder):
         return max(LEAST_WAIT, 10 * self.seconds[finder]) if finder in self.seconds else WAIT_LIMIT
@@ -280,19 +285,21 @@ def finders_of(mutant, reached):
     return [*tests[:4], *(name for name in FINDERS if mutant.file in reached[name]), *tests[4:]]
 
 
+def other_finders_of(mutant, number, named, programs):
+    """All other unit tests that include the header, each built when it is needed; none for a change that has a program of its own."""
+    for finder in random_changes.unit_tests(mutant) if programs else ():
+        if finder in named or mutant.file not in random_changes.includes(ROOT / finder):
+            continue
+        programs.build_once(finder)
+        if number not in programs.put:
+            return
+        yield finder
+
+
 def found_by(mutant, number, options, reached, programs):
-    """What finds a change, as text; "" if nothing does. All unit tests try one that stands in the programs with many.
-    @throws OutOfDate  it does not compile"""
+    """What finds a change, as text; "" if nothing does. @throws OutOfDate  it does not compile"""
     named = finders_of(mutant, reached)
-    others = random_changes.unit_tests(mutant) if programs else []
-    for finder in itertools.chain(named, (t for t in others if t not in named and mutant.file in random_changes.includes(ROOT / t))):
-        if finder not in named:
-            if number not in programs.put:
-                break
-            try:
-                programs.build_once(finder)
-            except DoesNotCompile:
-                programs.failing[finder] = "it does not compile here"
+    for finder in itertools.chain(named, other_finders_of(mutant, number, named, programs)):
         if programs and finder in programs.failing:
             continue
         status, said, *_ = look_for(mutant._replace(finder=finder), number, options, programs)
@@ -322,7 +329,7 @@ def run_random(options):
                 continue
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(programs.build_once, dict.fromkeys([*FINDERS, *(f for m, *_ in first.values() for f in finders_of(m, reached))])))
+        list(pool.map(programs.build, dict.fromkeys([*FINDERS, *(f for m, *_ in first.values() for f in finders_of(m, reached))])))
         for number, (mutant, kind, old, new, found, invalid) in zip(draws, pool.map(search, draws)):
             reason = reasons.get((mutant.file, old, new))
             count["invalid"] += invalid
