@@ -624,8 +624,8 @@ void* allocator::take_for(device_memory& its, std::size_t bytes, cudaStream_t ha
       }
     }
   }
-  context_ptr const context = b.context;
-  MempoolId_t const id = b.pool != nullptr ? b.pool->id : MempoolId_t{0, 0};
+  context_ptr const context = watched ? b.context : context_ptr{};
+  MempoolId_t const id = watched && b.pool != nullptr ? b.pool->id : MempoolId_t{0, 0};
   try {
     blocks_.insert(p, std::move(b));
   } catch (...) {
