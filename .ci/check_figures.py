@@ -3,7 +3,8 @@
 """Checks figures in the prose of the documents against the files that they come from.
 
 A figure is followed by a marker, which readers do not see: `97 %<!-- figure: utilisation -->`. It must be the value of FIGURES,
-rounded to the figure's digits; a range is two of them. Exit status 1 where one is wrong, or where a value has no figure."""
+rounded to the figure's digits; a range is two of them. The tables of the documents must be those that bench/summary.py --readme writes.
+Exit status 1 where one is wrong, or where a value has no figure."""
 import pathlib
 import re
 import statistics
@@ -13,6 +14,7 @@ sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import read_results as results  # noqa: E402
+import summary  # noqa: E402
 
 WORDS = {"one": "1", "two": "2", "three": "3", "five": "5", "seven": "7", "nine": "9", "ten": "10", "twice": "2"}
 
@@ -207,6 +209,8 @@ def of_integrations():
     torch = {pool: [row["to_expandable"] for row in rows("clients_torch") if row["allocator"] == pool] for pool in ("tarn", "native")}
     cupy = {(row["work"], row["pool"]): row for row in rows("clients_cupy")}
     arrays = {work for work, _ in cupy} - {"small_arrays"}
+    amrex, = [row for row in rows("clients_amrex") if row["memory"] == "tarn"]
+    nanovdb = {row["memory"]: row["live_mib"] for row in rows("clients_nanovdb") if "left_beside_second_process" not in row}
     suites = [row for row in rows("clients_rmm") if row["stack"] == "device_pool"]
     tests = rows("clients_torch_tests")
 
@@ -226,6 +230,11 @@ def of_integrations():
         "cupy.held.async": held(["cupy_async", "cupy_async_kept"]),
         "cupy.time": times(["tarn"]),
         "cupy.time.async": times(["cupy_async", "cupy_async_kept"]),
+        "amrex.live": amrex["live_mib"],
+        "amrex.handles": amrex["handles_created"],
+        "amrex.remaps": amrex["remaps"],
+        "nanovdb.live": nanovdb["tarn for both"],
+        "nanovdb.live.two": nanovdb["tarn for temporaries, cudaMallocAsync for grids"],
         "rmm.programs": len(suites),
         "rmm.tests": sum(row["passed"] + len(row["failed"]) + row["skipped"] for row in suites),
     }
@@ -254,6 +263,9 @@ def main():
     values, used, wrong = figures(), set(), []
     for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("examples/*/*/*.md")]):
         wrong += wrong_in(page, values, used)
+    for page, text in summary.pages(results.RESULTS):
+        if page.read_text() != text:
+            wrong.append(f"{page.relative_to(ROOT)}: its tables are not those of the results: run bench/summary.py --readme")
     wrong += [f"no document has a figure for {name}" for name in values.keys() - used]
     print("\n".join(wrong) or f"{len(values)} figures are those of the results")
     return bool(wrong)

@@ -3,9 +3,9 @@
 """Reads bench/results/ and writes summary.txt there: the replay, the hot paths, their tails.
 
   summary.py [RESULTS]            writes RESULTS/summary.txt
-  summary.py --readme [RESULTS]   writes RESULTS/allocators.svg, the comparison with PyTorch into the README and the other tables into
-                                  bench/README.md, between their markers, and nothing else: figures of the commit of the latest
-                                  replay on a GPU
+  summary.py --readme [RESULTS]   writes RESULTS/allocators.svg, the comparison with PyTorch into the README, the tables of other
+                                  people's programs into theirs and the other tables into bench/README.md, between their
+                                  markers, and nothing else: figures of the commit of the latest replay on a GPU
 
 Every figure is of one run on one machine. Standard library only.
 """
@@ -14,6 +14,7 @@ import statistics
 import sys
 
 sys.dont_write_bytecode = True
+import client_tables
 import read_results as results
 
 BENCH_README = pathlib.Path(__file__).resolve().parent / "README.md"
@@ -342,40 +343,47 @@ def picture(replayed, hot):
         f'<text x="20" y="{height - 12}" font-size="11" fill="#555">{"; ".join(measured)}</text>', "</svg>", ""])
 
 
-def write_between_markers(page, parts, used):
-    """The parts, and where they were measured, between the markers of a page."""
+def between_markers(page, parts, used):
+    """The text of a page with the parts, and where they were measured, between its markers."""
     text = page.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         sys.exit(f"{page} has no pair of markers: {BEGIN} ... {END}")
     before, rest = text.split(BEGIN)
     parts = parts + ["Measured on " + "; ".join(results.measured_on(used)) + "."]
-    page.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.split(END)[1])
+    return before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.split(END)[1]
 
 
-def readme(folder):
+def pages(folder):
+    """(document, its text with the figures of the folder) of each document that has tables."""
     newest = results.newest_commit(results.replay(folder))
 
     def of_one_run(rows):
         return results.of_newest_run(rows, newest)
 
-    replayed = of_one_run(results.replay(folder))
-    hot_paths = of_one_run(results.hot_paths(folder))
-    drawn = picture(replayed, hot_paths)
-    if drawn:
-        (pathlib.Path(folder) / "allocators.svg").write_text(drawn)
-    replay, used = readme_replay(replayed, of_one_run(results.in_turn(folder)))
+    replay, used = readme_replay(of_one_run(results.replay(folder)), of_one_run(results.in_turn(folder)))
     parts = [markdown(replay)] if len(replay) > 1 else []
     if (pathlib.Path(folder) / "overview.png").exists():
         parts.append("![Utilisation against time per event; cost against live blocks; cost against threads](bench/results/overview.png)")
-    write_between_markers(README, parts, used)
+    yield README, between_markers(README, parts, used)
 
-    hot, used_hot = readme_hot(hot_paths)
+    hot, used_hot = readme_hot(of_one_run(results.hot_paths(folder)))
     moved, used_moved = readme_moving(of_one_run(results.moving(folder)))
     parts = [markdown(lines) for lines in (hot, moved) if len(lines) > 1]
     capped = [row for row in of_one_run(results.survival(folder)) if row["device"] == "cuda"]
     if any(not row["pool"].startswith("tarn") for row in capped):
         parts.append("Out of memory, on the GPU with a ballast beside it:\n\n" + markdown(survivors(capped)))
-    write_between_markers(BENCH_README, parts, used_hot + used_moved)
+    yield BENCH_README, between_markers(BENCH_README, parts, used_hot + used_moved)
+    for page, tables, used in client_tables.pages(folder):
+        yield page, between_markers(page, [markdown(lines) for lines in tables], used)
+
+
+def readme(folder):
+    newest = results.newest_commit(results.replay(folder))
+    drawn = picture(*(results.of_newest_run(rows, newest) for rows in (results.replay(folder), results.hot_paths(folder))))
+    if drawn:
+        (folder / "allocators.svg").write_text(drawn)
+    for page, text in pages(folder):
+        page.write_text(text)
 
 
 def main():
