@@ -540,6 +540,23 @@ TEST_CASE("checked bounds its quarantine and releases it before memory is refuse
   CHECK(reported::all().empty());
 }
 
+TEST_CASE("checked neither fills nor waits for a freed block that its quarantine has no room for",
+          "[policy][checked]") {
+  reported const t;
+  sim_machine const machine;
+  test_stream const stream(machine.driver());
+  auto const calls_of_a_free = [&](checked const& options, std::size_t bytes) {
+    auto memory = sim_pages(machine.driver()) | pooled{} | options;
+    void* const p = memory.allocate(stream, bytes);
+    auto const before = machine.calls();
+    memory.deallocate(stream, p, bytes);
+    return machine.calls()[driver_call::synchronize_stream] - before[driver_call::synchronize_stream];
+  };
+  std::uint64_t const kept = calls_of_a_free({}, 1_MiB);
+  CHECK(calls_of_a_free({.quarantine_blocks = 0}, 1_MiB) < kept);
+  CHECK(calls_of_a_free({.quarantine_bytes = 512_KiB}, 1_MiB) < kept);
+}
+
 TEST_CASE("checked allows the misuse handler to use the memory that reports to it", "[policy][checked]") {
   static stack<host_memory, checked>* used = nullptr;
   static int calls = 0;

@@ -5,7 +5,8 @@
 # tests and must pass.
 #
 #   run.py [--short] [--only TEXT] [--jobs N] [--seeds N] [--list]
-#   run.py --random N [--seed S] [--from K]    N random changes of random lines instead (random_changes.py)
+#   run.py --random N [--seed S] [--from K]    N random changes of random lines instead (random_changes.py). What runs over the same
+#                                              headers have found is kept in build/mutants/random.json, and is not looked for again
 #
 # Exit status: 0 all found and the tree passes, 1 otherwise, 2 a planted bug is out of date: its text is missing, or does
 # not compile. The last line is machine-readable.
@@ -13,7 +14,9 @@ import argparse
 import collections
 import concurrent.futures
 import functools
+import hashlib
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -91,6 +94,15 @@ FINDERS = {
     "policies": [f"tests/policy_matrix/{name}.cpp" for name in ("main", "checks", "stacks_short")],
 }
 POLICY_SEEDS = 20
+# Each host allocation and each driver call of many scenes fails once. They take minutes, so only changes that nothing else finds reach them.
+SCENES = [f"tests/faults/{name}.cpp" for name in ("host_faults", "scenes_owner", "scenes_policy", "scenes_pool", "scenes_source", "scenes_across",
+                                                  "scenes_report", "scenes_sleep", "scenes_sharing")]
+FAULTS = {"host faults": ["tests/faults/host_memory.cpp", *SCENES], "driver faults": ["tests/faults/driver_calls.cpp", *SCENES]}
+FAULT_LIMIT = 600
+
+
+def sources_of(finder):
+    return (FINDERS | FAULTS).get(finder, [finder])
 
 
 def catch_library():
@@ -111,7 +123,7 @@ def compiled(tree, program, finder, optimisation, *options):
     command += [f"-I{ROOT / 'tests/simulation/hooked'}"] if finder == "simulation" else []
     command += [f"-I{tree}"] + ([] if finder == "simulation" else [f"-I{ROOT / 'tests'}"])
     command += ["-DTARN_MATRIX_SHORT"] if finder == "policies" else []
-    command += [str(ROOT / source) for source in FINDERS.get(finder, [finder])] + ([] if finder in FINDERS else catch_library())
+    command += [str(ROOT / source) for source in sources_of(finder)] + ([] if finder in FINDERS | FAULTS else catch_library())
     done = subprocess.run([*command, "-ldl", "-o", str(program)], capture_output=True, text=True, errors="replace")
     return "" if done.returncode == 0 else done.stderr or "the compiler failed"
 
@@ -197,15 +209,16 @@ def run_limited(command, limit=TIME_LIMIT, bug=0, wait=WAIT_LIMIT):
 
 
 def failed_test_in(said):
-    """The title of the first test case that failed."""
-    found = re.search(r"^-+\n(.+?)\n-+\n", said, re.M | re.S)
-    return " ".join(found.group(1).split()) if found else said.strip()[:200]
+    """The title of the first test case or the first scene that failed."""
+    found = re.search(r"^-+\n(.+?)\n-+\n|^FAILED (.*)$", said, re.M | re.S if "-----" in said else re.M)
+    return " ".join((found.group(1) or found.group(2)).split())[:200] if found else said.strip()[:200]
 
 
 def run(program, finder, seeds, jobs=1, limit=TIME_LIMIT, profile="", bug=0, wait=WAIT_LIMIT):
     """(1 if a test fails, crashes or hangs, else 0, or None on timeout of random programs; the output)"""
     if finder not in FINDERS:
-        status, said = run_limited([str(program), "--abort"], limit, bug, wait)
+        arguments = {"host faults": [], "driver faults": ["--few-calls"]}.get(finder, ["--abort"])
+        status, said = run_limited([str(program), *arguments], FAULT_LIMIT if finder in FAULTS else limit, bug, wait)
         return (1, "hangs") if status is None else (int(status != 0), said)
     command = [str(program), "--seeds", f"1..{seeds}", "--jobs", str(jobs)]
     command += ["--patience", str(PATIENCE), "--no-shrink"] + (["--profile", profile] if profile else [])
@@ -286,9 +299,10 @@ def finders_of(mutant, reached):
 
 
 def other_finders_of(mutant, number, named, programs):
-    """All other unit tests that include the header, each built when it is needed; none for a change that has a program of its own."""
-    for finder in random_changes.unit_tests(mutant) if programs else ():
-        if finder in named or mutant.file not in random_changes.includes(ROOT / finder):
+    """The programs of faults and all other unit tests that include the header, each built when it is needed; none for a change that has
+    a program of its own. In the order of their time."""
+    for finder in ["host faults", *random_changes.unit_tests(mutant), "driver faults"] if programs else ():
+        if finder in named or mutant.file not in random_changes.includes(*(ROOT / source for source in sources_of(finder))):
             continue
         programs.build_once(finder)
         if number not in programs.put:
@@ -308,29 +322,79 @@ def found_by(mutant, number, options, reached, programs):
     return ""
 
 
+def digest(paths):
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(path.read_bytes())
+    return whole.hexdigest()
+
+
+class Findings:
+    """What runs over the same headers have found, so that a run that was stopped goes on, and one after new tests tries only what
+    survived. What a test found that has changed since does not count."""
+
+    FILE = WORK / "random.json"
+    NONE_COMPILED = "does not compile"
+
+    def __init__(self):
+        self.headers, self.lock = digest(sorted(INCLUDE.rglob("*.hpp"))), threading.Lock()
+        self.entries = json.loads(self.FILE.read_text()) if self.FILE.exists() else {}
+
+    def key(self, mutant):
+        return hashlib.sha256("\n".join([self.headers, mutant.file, mutant.old, mutant.new]).encode()).hexdigest()
+
+    def of(self, mutant):
+        """What found a change, or NONE_COMPILED; null where that is not known."""
+        found, tests = self.entries.get(self.key(mutant), ("", ""))
+        return found if found and tests == self.tests_of(found) else None
+
+    def tests_of(self, found):
+        return digest(ROOT / source for source in sources_of(found.split(": ")[0])) if found != self.NONE_COMPILED else ""
+
+    def add(self, mutant, found):
+        with self.lock:
+            self.entries[self.key(mutant)] = found, self.tests_of(found)
+            part = self.FILE.with_suffix(".part")
+            part.write_text(json.dumps(self.entries))
+            part.rename(self.FILE)
+
+
 def run_random(options):
     reached = {
         name: random_changes.includes(*(ROOT / s for s in sources), folders=(f"-I{ROOT / 'tests/simulation/hooked'}",) * (name == "simulation"))
         for name, sources in FINDERS.items()
     }
-    reasons = explained()
-    draws = {number: random_changes.draws(options.seed, number) for number in range(options.first, options.random + 1)}
-    first = {number: next(those) for number, those in draws.items()}
+    reasons, findings = explained(), Findings()
+
+    def settled(mutant, old, new):
+        """What is known of a change without a run: what found it, or "" where a reason says that nothing can."""
+        return "" if (mutant.file, old, new) in reasons else findings.of(mutant)
+
+    tries = {}  # the draws of each number that may compile
+    for number in range(options.first, options.random + 1):
+        draws = list(itertools.islice(random_changes.draws(options.seed, number), 20))
+        tries[number] = [(i, *draw) for i, draw in enumerate(draws) if findings.of(draw[0]) != findings.NONE_COMPILED]
+    first = {number: those[0][1:] for number, those in tries.items() if settled(those[0][1], *those[0][3:]) is None}
     count = {"found": 0, "explained": 0, "invalid": 0}
     usual = {n: m for n, (m, *_) in first.items() if not together.is_constant((INCLUDE / "tarn" / m.file).read_text(), m.old, m.new)}
     programs = Programs(usual, "-O1")
 
     def search(number):
         """(bug, kind, old line, new line, what found it, how many did not compile)"""
-        for invalid, (mutant, kind, old, new) in enumerate(itertools.chain([first[number]], draws[number])):
+        for at, (invalid, mutant, kind, old, new) in enumerate(tries[number]):
             try:
-                return mutant, kind, old, new, found_by(mutant, number, options, reached, None if invalid else programs), invalid
+                found = settled(mutant, old, new)
+                if found is None:
+                    found = found_by(mutant, number, options, reached, programs if number in usual and at == 0 else None)
+                    if found:
+                        findings.add(mutant, found)
+                return mutant, kind, old, new, found, invalid
             except OutOfDate:
-                continue
+                findings.add(mutant, findings.NONE_COMPILED)
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(programs.build, dict.fromkeys([*FINDERS, *(f for m, *_ in first.values() for f in finders_of(m, reached))])))
-        for number, (mutant, kind, old, new, found, invalid) in zip(draws, pool.map(search, draws)):
+        for number, (mutant, kind, old, new, found, invalid) in zip(tries, pool.map(search, tries)):
             reason = reasons.get((mutant.file, old, new))
             count["invalid"] += invalid
             count["found"] += bool(found)
@@ -338,11 +402,11 @@ def run_random(options):
             say(f"{number:4} {mutant.name}  {kind}  {found or (f'explained: {reason}' if reason else 'SURVIVED')}")
             if not found:
                 say(f"     - {old}\n     + {new}")
-    survived = len(draws) - count["found"] - count["explained"]
+    survived = len(tries) - count["found"] - count["explained"]
     for finder, test in programs.failing.items():
         say(f"not used, since it fails without a change too: {finder}: {test}")
-    say(f"evidence: random_mutants n={len(draws)} {' '.join(f'{k}={v}' for k, v in count.items())} survived={survived} seed={options.seed}")
-    return int(20 * survived > len(draws))
+    say(f"evidence: random_mutants n={len(tries)} {' '.join(f'{k}={v}' for k, v in count.items())} survived={survived} seed={options.seed}")
+    return int(20 * survived > len(tries))
 
 
 def parse():

@@ -185,6 +185,25 @@ TEST_CASE("pool_facts::copy makes room for ranges, runs and streams before it ta
   CHECK(facts.generations.capacity() == domains);
 }
 
+TEST_CASE("stopped_threads keeps the warm calls of every thread out while it exists", "[pool][inspection]") {
+  sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  basic_stream<sim_driver> const s(machine.driver(0));
+  memory.deallocate(s, memory.allocate(s, 5000), 5000);  // the calling thread caches it
+  detail::block_size const size{5000, default_alignment};
+  auto const look = [&](detail::growth_lock const& growing, auto&, auto& front, auto&, auto&) {
+    stream_id const id = stream_ref(s).id();
+    {
+      detail::stopped_threads const stopped(growing, front);
+      CHECK(front.take(id, size) == nullptr);
+    }
+    void* const p = front.take(id, size);
+    CHECK(p != nullptr);
+    CHECK(front.put(id, p, size));
+  };
+  nearest(memory, pool_call::inspect{look});
+}
+
 TEST_CASE("contents_of a pool blocks concurrent threads only while it runs", "[pool][inspection][threads]") {
   sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
   auto memory = sim_pages{machine.driver(0)} | pooled{};

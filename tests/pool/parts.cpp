@@ -294,6 +294,17 @@ TEST_CASE("page_map::at returns the handle of each home address", "[pool][page_m
   CHECK_FALSE(map.contains(0x40000000 + 256_MiB));
 }
 
+TEST_CASE("address_index covers the bytes that it was set up for and no others", "[pool][address_index]") {
+  constexpr std::uintptr_t base = 0x7f0000000000;
+  address_index index;
+  CHECK_FALSE(index.covers(base));
+  index.set_up(base, 64_MiB, 2_MiB);
+  CHECK(index.covers(base));
+  CHECK(index.covers(base + 64_MiB - 1));
+  CHECK_FALSE(index.covers(base - 1));
+  CHECK_FALSE(index.covers(base + 64_MiB));  // another reservation may begin there
+}
+
 TEST_CASE("address_index::find returns the range that covers an address after splits and merges",
           "[pool][address_index]") {
   constexpr std::uintptr_t base = 0x7f0000000000;

@@ -371,6 +371,7 @@ TEST_CASE("what a graph uses stays mapped when the pool needs the addresses of u
     REQUIRE(pool->state().remaps != 0);  // it lies in a view of both
     REQUIRE(d.machine.launch(a, 1000, {sim_writes(p, 8_MiB)}).ok());
     pool.deallocate(a, p, 8_MiB);
+    for (unsigned const i : {1u, 3u}) pool.deallocate(a, blocks[i], 4_MiB);
     c.end();
     graph = c.graph;
   }
@@ -378,6 +379,8 @@ TEST_CASE("what a graph uses stays mapped when the pool needs the addresses of u
   CHECK_THROWS_AS((growing_buffer<char, decltype(pool)>(pool, all, a)), out_of_memory);
   CHECK(d.machine.is_accessible(p, 8_MiB));
   REQUIRE((d.machine.launch(a, graph).ok() && d.driver.synchronize_stream(a).ok()));
+  memory = graph_memory{pool};  // ends the owner, and the graph is not launched again
+  CHECK_NOTHROW(growing_buffer<char, decltype(pool)>(pool, all, a));
   d.clean();
 }
 
