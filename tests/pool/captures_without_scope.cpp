@@ -273,6 +273,25 @@ TEST_CASE("a pool that ends waits for work on blocks that it kept of captures wi
   d.clean();
 }
 
+TEST_CASE("a pool that ends beside a capture without a scope leaves memory mapped that work may use",
+          "[captures_without_scope]") {
+  device d;
+  device::stream_type a{d.driver}, b{d.driver};
+  constexpr std::size_t bytes = 4 << 20;
+  void* p = nullptr;
+  sim_graph graph;
+  {
+    auto pool = d.pages() | pooled{};
+    p = pool.allocate(b, bytes);
+    REQUIRE(d.machine.launch(b, 5'000'000, {sim_writes(p, bytes)}).ok());
+    pool.deallocate(b, p, bytes);
+    REQUIRE(d.machine.begin_capture(a).ok());
+  }
+  CHECK(d.machine.is_accessible(p, bytes));
+  CHECK_FALSE(d.machine.end_capture(a, graph).ok());  // the pool tried to wait
+  CHECK(d.machine.findings().empty());
+}
+
 TEST_CASE("a block of a graph_memory that another capture frees without a scope is kept",
           "[captures_without_scope]") {
   device d;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <random>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/pool/pages/physical_segments.hpp"
+#include "tarn/raii/growing_buffer.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;
@@ -300,6 +302,32 @@ TEST_CASE("pooled unmaps old views, also those that several streams used", "[poo
     while (!live.empty()) let_go(live.size() - 1);
   }
   (void)driver.destroy_stream(streams[1]);
+}
+
+TEST_CASE("pooled unmaps idle views where no address is left, and maps the new one", "[pool][view][pages]") {
+  sim_machine machine{sim_options{.capacity = 64_MiB, .taken = 0, .backing = sim_backing::address_only}};
+  stream_ref const a;
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  void* blocks[8];
+  for (void*& p : blocks) p = memory.allocate(a, 8_MiB);
+  auto const view_of = [&](std::initializer_list<int> freed) {
+    for (int const i : freed) memory.deallocate(a, blocks[i], 8_MiB);
+    void* const p = memory.allocate(a, 8_MiB * freed.size());
+    memory.deallocate(a, p, 8_MiB * freed.size());
+    for (int const i : freed) blocks[i] = memory.allocate(a, 8_MiB);
+  };
+  std::vector<growing_buffer<char, decltype(memory)>> held;
+  CHECK_THROWS_AS(
+      [&] {
+        for (;;) held.emplace_back(memory, 16_MiB, a);
+      }(),
+      out_of_memory);
+  for (int i = 0; i < 4; ++i) held.pop_back();  // addresses of 64 MiB are left
+  std::uint64_t const calls = machine.calls().memory();
+  for (int const i : {0, 1, 4, 5}) view_of({i, i + 2});
+  CHECK(memory->state().unmaps == 16);                    // of the first two views, for the third one
+  CHECK(machine.calls().memory() - calls == 16 + 4 * 8);  // and nothing but the maps
+  for (void* const p : blocks) memory.deallocate(a, p, 8_MiB);
 }
 
 TEST_CASE("pooled keeps the bytes of live blocks in a random program that is always short of memory",
