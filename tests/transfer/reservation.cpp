@@ -290,6 +290,31 @@ TEST_CASE("one that fits goes first, but a large request is passed 16 times at m
   CHECK(memory->used() == 0);
 }
 
+TEST_CASE("a large request that waits is passed by 16 others that wait at most", "[raii][reservation]") {
+  struct waiter final : detail::budget_waiter {
+    using budget_waiter::budget_waiter;
+    void wake() noexcept override { is_awake = true; }
+    bool is_awake = false;
+  };
+  detail::byte_budget budget(100);
+  REQUIRE(budget.take(100));
+  waiter large(50);
+  std::vector<std::unique_ptr<waiter>> small;
+  REQUIRE(budget.wait_for(large));
+  for (unsigned i = 0; i < detail::most_passes + 1; ++i) {
+    small.push_back(std::make_unique<waiter>(1));
+    REQUIRE(budget.wait_for(*small.back()));
+    budget.give(1);
+    CHECK(small.back()->is_awake == (i < detail::most_passes));
+  }
+  CHECK_FALSE(large.is_awake);
+  budget.give(49);
+  CHECK(large.is_awake);
+  budget.give(1);
+  CHECK(small.back()->is_awake);
+  CHECK(budget.waiting() == 0);
+}
+
 TEST_CASE("a request that gives up does not hold up those behind it", "[raii][reservation][threads]") {
   auto const memory = host_memory{} | limited{10_MiB};
   auto const first = reserve(memory, 6_MiB);
