@@ -397,6 +397,47 @@ TEST_CASE("sim_order checks each byte separately", "[driver][sim][order]") {
   CHECK(t.found() == 1);
 }
 
+TEST_CASE("sim_order reports an access to several blocks once", "[driver][sim][order]") {
+  checked t;
+  char* const base = static_cast<char*>(t.p);
+  auto const give_halves = [&](stream_ref on) {
+    for (std::size_t const from : {0_KiB, 512_KiB}) t.machine.allocated(base + from, 512_KiB, on);
+  };
+  auto const take_halves = [&] {
+    for (std::size_t const from : {0_KiB, 512_KiB}) t.machine.freed(base + from, 512_KiB, t.a);
+  };
+  give_halves(t.a);
+  SECTION("that were freed") {
+    take_halves();
+    t.write(t.a);
+    CHECK(t.found_one({"write to freed bytes"}));
+  }
+  SECTION("that were written before") {
+    t.write(t.a);
+    take_halves();
+    give_halves(t.b);
+    t.write(t.b);
+    CHECK(t.found_one({"write not ordered after an earlier owner's write"}));
+  }
+  SECTION("that were read before") {
+    t.read(t.a);
+    take_halves();
+    give_halves(t.b);
+    t.write(t.b);
+    CHECK(t.found_one({"write not ordered after an earlier owner's read"}));
+  }
+  SECTION("that are others than in the capture") {
+    sim_graph graph;
+    REQUIRE(t.machine.begin_capture(t.a).ok());
+    t.write(t.a);
+    REQUIRE(t.machine.end_capture(t.a, graph).ok());
+    take_halves();
+    give_halves(t.a);
+    REQUIRE(t.machine.launch(t.a, graph).ok());
+    CHECK(t.found_one({"write by a replay to bytes that got another owner after the capture"}));
+  }
+}
+
 TEST_CASE("sim_order findings on some bytes do not affect their neighbours", "[driver][sim][order]") {
   checked t;
   char* const base = static_cast<char*>(t.p);
