@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_100f1c76
+#define TARN_NAMESPACE tarn::inline v0_2_0_210913be
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -15890,9 +15890,6 @@ class growth_notes {
     count_ = 0;
   }
   [[nodiscard]] bool is_on() const noexcept { return clock_ != nullptr; }
-  /// What start() was called with.
-  [[nodiscard]] std::size_t most() const noexcept { return ring_.size(); }
-  [[nodiscard]] clock_type clock() const noexcept { return clock_; }
 
   void add(growth_lock const&, growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
     if (clock_ == nullptr) return;

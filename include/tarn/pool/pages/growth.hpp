@@ -43,9 +43,6 @@ class growth_notes {
     count_ = 0;
   }
   [[nodiscard]] bool is_on() const noexcept { return clock_ != nullptr; }
-  /// What start() was called with.
-  [[nodiscard]] std::size_t most() const noexcept { return ring_.size(); }
-  [[nodiscard]] clock_type clock() const noexcept { return clock_; }
 
   void add(growth_lock const&, growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
     if (clock_ == nullptr) return;
