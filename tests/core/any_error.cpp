@@ -141,7 +141,7 @@ TEST_CASE("file_error has the reason behind a long path", "[core][error]") {
   CHECK(no_call.code() == std::errc::invalid_argument);
 }
 
-TEST_CASE("Errors of plain functions name the line of their call", "[core][error]") {
+TEST_CASE("Errors of plain functions name the line of their call", "[core][error][pages]") {
   sim_machine const machine{sim_options{}};
   int const begin = __LINE__;
   auto const names_its_line = [](auto const& call) {

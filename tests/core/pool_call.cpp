@@ -86,7 +86,7 @@ struct by_size {
 };
 
 TEST_CASE("the calls of pools cross a layer that routes to three resources and defines none of them",
-          "[core][pool_call]") {
+          "[core][pool_call][pages]") {
   sim_machine const machine;
   auto a = sim_pages{machine.driver()} | pooled{};
   auto b = sim_pages{machine.driver()} | pooled{};

@@ -225,7 +225,7 @@ std::size_t blocks_within_limit(Source const& source, std::size_t bytes) {
 }  // namespace
 
 TEST_CASE("A pool fills the limit below it, with blocks of each size, over each source",
-          "[policy][limited][pool]") {
+          "[policy][limited][pool][memory_pools]") {
   sim_machine const machine(sim_options{.capacity = 1_GiB, .taken = 0, .backing = sim_backing::address_only});
   sim_driver const driver = machine.driver(0);
   for (std::size_t bytes = 1_MiB; bytes <= 64_MiB; bytes += bytes < 32_MiB ? 1_MiB : 32_MiB) {

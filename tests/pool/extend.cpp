@@ -121,7 +121,7 @@ TEST_CASE("extend takes what its stream may use at once, and nothing else", "[po
   pool.deallocate(b, q, 4_MiB);
 }
 
-TEST_CASE("extend answers no where a block cannot become longer", "[pool][extend]") {
+TEST_CASE("extend answers no where a block cannot become longer", "[pool][extend][pages]") {
   sim_machine const machine;
   auto pool = sim_pages(machine.driver()) | pooled{} | tracked{};
   void* const small = pool.allocate(stream_ref{}, 1000);

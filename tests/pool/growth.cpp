@@ -95,7 +95,7 @@ TEST_CASE("pooled serves one large block from a freed checkerboard of whole hand
 }
 
 TEST_CASE("blocks of a large pool share handles of 8 MiB unless they fill whole granules",
-          "[pool][ladder][page_growth]") {
+          "[pool][ladder][page_growth][pages]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | pooled{};
   auto const creates_for = [&](std::size_t count, std::size_t bytes) {
@@ -596,7 +596,8 @@ int refusals_of_random_sizes(Memory* memory, stream_ref stream, unsigned seed, s
 
 }  // namespace
 
-TEST_CASE("a large pool uses up parts of handles as its limit comes near", "[pool][ladder][page_growth]") {
+TEST_CASE("a large pool uses up parts of handles as its limit comes near",
+          "[pool][ladder][page_growth][pages]") {
   int refusals = 0;
   for (unsigned seed = 1; seed < 9; ++seed) {
     one_stream s;
@@ -633,7 +634,7 @@ TEST_CASE("pooled grows while it is small instead of taking memory freed on anot
 }
 
 TEST_CASE("pooled under a limit reuses memory freed on another stream even while it is small",
-          "[pool][ladder]") {
+          "[pool][ladder][pages]") {
   one_stream s;
   REQUIRE(s.driver.create_stream(s.a).ok());
   stream_ref b;
@@ -647,7 +648,7 @@ TEST_CASE("pooled under a limit reuses memory freed on another stream even while
 }
 
 TEST_CASE("pooled serves small blocks from the handles of a freed large one before it creates any",
-          "[pool][page_growth]") {
+          "[pool][page_growth][pages]") {
   one_stream s;
   REQUIRE(s.driver.create_stream(s.a).ok());
   auto memory = sim_pages{s.driver} | pooled{.slack_per_mille = 0, .largest_handle = 2_MiB};
@@ -805,7 +806,7 @@ TEST_CASE("after trim(0) a pool grows as a new one and holds as much", "[pool][p
 }
 
 TEST_CASE("pooled serves what another thread freed into its cache while the source was asked",
-          "[pool][ladder][threads]") {
+          "[pool][ladder][threads][pages]") {
   // The freeing thread caches 2 MiB, which the ladder takes back first: what was learned then is void after
   // the source was asked.
   for (bool const flushes_before : {true, false}) {

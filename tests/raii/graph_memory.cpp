@@ -1231,7 +1231,7 @@ TEST_CASE("a capture keeps freed large blocks by size while the memory suffices"
   d.clean();
 }
 
-TEST_CASE("large blocks that a capture keeps do not make its memory grow", "[graph_memory]") {
+TEST_CASE("large blocks that a capture keeps do not make its memory grow", "[graph_memory][pages]") {
   device d;
   auto pool = d.pages() | pooled{};
   device::stream_type a{d.driver};

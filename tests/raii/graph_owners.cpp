@@ -60,7 +60,7 @@ TEST_CASE("as many graph memories live at once as there are handles on the devic
 }
 
 TEST_CASE("a capture that lacks memory takes free handles of the pool, and the rest stays cached",
-          "[graph_owners]") {
+          "[graph_owners][pages]") {
   sim_machine const machine{of_capacity(8_GiB)};
   bool const is_limited = GENERATE(false, true);
   auto pool = sim_pages(machine.driver()) | limited{is_limited ? 1_GiB : 16_GiB} | pooled{} | tracked{};

@@ -440,7 +440,8 @@ TEST_CASE("element_reader and collect_batches read host memory behind the curren
 }
 
 TEMPLATE_TEST_CASE("stream-ordered host memory freed on a default stream waits for that of each device",
-                   "[raii][other_device][stream][cuda_async]", sim_async_pinned, sim_async_managed) {
+                   "[raii][other_device][stream][cuda_async][memory_pools]", sim_async_pinned,
+                   sim_async_managed) {
   two_devices<sim_driver> t;
   basic_stream<sim_driver> const uses_the_device{t.other};
   TestType memory{t.first};

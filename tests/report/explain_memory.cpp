@@ -245,7 +245,7 @@ TEST_CASE("explain_memory counts no managed pool as device memory to which a poo
 }
 
 TEST_CASE("explain_memory counts no pool of another device to which a pool of the device falls back",
-          "[report][explain_memory]") {
+          "[report][explain_memory][pages]") {
   sim_machine const machine{{.devices = 2}};
   auto second = sim_pages{machine.driver(1)} | accessible_from{0, 1} | pooled{};
   auto memory = sim_pages{machine.driver(0)} | pooled{} | limited{10_MiB} | fallback_to{second};

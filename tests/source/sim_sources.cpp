@@ -231,7 +231,7 @@ TEST_CASE("sim_async_pinned without memory pools names the alternative", "[sourc
 }
 
 TEMPLATE_TEST_CASE("basic_async_pinned and basic_async_managed keep the code of a failure of the driver",
-                   "[source][cuda_async]", basic_async_pinned<driver_of_pools>,
+                   "[source][cuda_async][memory_pools]", basic_async_pinned<driver_of_pools>,
                    basic_async_managed<driver_of_pools>) {
   sim_machine const machine = small_machine();
   auto const make = [&](failure kind, int code) {
@@ -252,7 +252,7 @@ TEMPLATE_TEST_CASE("basic_async_pinned and basic_async_managed keep the code of 
 }
 
 TEST_CASE("set_release_threshold sets the threshold of the driver's pool, and throws if it is refused",
-          "[source][cuda_async]") {
+          "[source][cuda_async][memory_pools]") {
   sim_machine const machine = small_machine();
   std::size_t threshold = 0;
   basic_async<driver_of_thresholds> const memory(driver_of_thresholds(machine.driver(), threshold));

@@ -9,6 +9,8 @@
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/capture_gate.hpp"
+#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/graph/captured_streams.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 
