@@ -3,7 +3,7 @@
 """Checks figures in the prose of the documents against the files that they come from.
 
 A figure is followed by a marker, which readers do not see: `97 %<!-- figure: utilisation -->`. It must be the value of FIGURES,
-rounded to the figure's digits; a range is two of them. The tables of the documents must be those that bench/summary.py --readme writes.
+rounded to the figure's digits; a range is two of them. The tables and the picture must be those that bench/summary.py --readme writes.
 Exit status 1 where one is wrong, or where a value has no figure."""
 import pathlib
 import re
@@ -265,7 +265,7 @@ def main():
         wrong += wrong_in(page, values, used)
     for page, text in summary.pages(results.RESULTS):
         if page.read_text() != text:
-            wrong.append(f"{page.relative_to(ROOT)}: its tables are not those of the results: run bench/summary.py --readme")
+            wrong.append(f"{page.relative_to(ROOT)}: it is not that of the results: run bench/summary.py --readme")
     wrong += [f"no document has a figure for {name}" for name in values.keys() - used]
     print("\n".join(wrong) or f"{len(values)} figures are those of the results")
     return bool(wrong)

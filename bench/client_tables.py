@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of examples/integrations/*/README.md, from results/clients_*.jsonl: other people's programs on tarn."""
 import pathlib
-import statistics
 
 import read_results as results
+from read_results import number
 
 INTEGRATIONS = pathlib.Path(__file__).resolve().parent.parent / "examples/integrations"
-
-
-def number(value, digits=0):
-    return f"{value:,.{digits}f}"
 
 
 def span(best, worst, digits):
@@ -65,8 +61,8 @@ def of_cupy(rows):
             held = of[work, pool]["held_bytes"] / 2**20
             cells.append(f"{'below 1' if held < 1 else number(held)}, {number(of[work, pool]['warm_ms'])} ms ({number(of[work, pool]['to_cupy_pool'], 2)})")
         lines.append([f"`{work}`: {what}", *cells])
-    pairs = {pool: statistics.median(row["pair_ns"] for row in rows if row["pool"] == pool) for pool in CUPY_POOLS}
-    return [lines + [["one allocation and free of 4 KiB", *(f"{number(ns)} ns" for ns in pairs.values())]]]
+    pairs = {row["pool"]: row["pair_ns"] for row in rows}  # measured once for each pool, and in all of its rows
+    return [lines + [["one allocation and free of 4 KiB", *(f"{number(pairs[pool])} ns" for pool in CUPY_POOLS)]]]
 
 
 RMM_STACKS = {"device_pool": "`device_pool`", "cuda_malloc": "`pool_over<cuda_malloc>`", "fenced": "`stack<cuda_pages, pooled, fenced, tracked>`"}
@@ -76,8 +72,8 @@ def of_rmm(rows):
     lines = [["stack", "passed", "failed", "skipped"]]
     for stack, name in RMM_STACKS.items():
         mine = [row for row in rows if row["stack"] == stack]
-        lines.append([name, *(str(sum(counts)) for counts in (
-            [row["passed"] for row in mine], [len(row["failed"]) for row in mine], [row["skipped"] for row in mine]))])  # fmt: skip
+        passed, failed, skipped = (sum(counts) for counts in zip(*((row["passed"], len(row["failed"]), row["skipped"]) for row in mine)))
+        lines.append([name, str(passed), str(failed), str(skipped)])
     return [lines]
 
 

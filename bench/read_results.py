@@ -36,6 +36,10 @@ POOLS = {
 }
 
 
+def number(value, digits=0):
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
 def title(pool):
     return POOLS.get(pool, pool)
 

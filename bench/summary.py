@@ -16,14 +16,11 @@ import sys
 sys.dont_write_bytecode = True
 import client_tables
 import read_results as results
+from read_results import number
 
 BENCH_README = pathlib.Path(__file__).resolve().parent / "README.md"
 README = BENCH_README.parent.parent / "README.md"
 BEGIN, END = "<!-- figures: bench/summary.py --readme writes them -->", "<!-- end of figures -->"
-
-
-def number(value, digits=0):
-    return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def short(value):
@@ -354,19 +351,23 @@ def between_markers(page, parts, used):
 
 
 def pages(folder):
-    """(document, its text with the figures of the folder) of each document that has tables."""
+    """(file, its text with the figures of the folder) of each document that has tables, and of the picture."""
     newest = results.newest_commit(results.replay(folder))
 
     def of_one_run(rows):
         return results.of_newest_run(rows, newest)
 
-    replay, used = readme_replay(of_one_run(results.replay(folder)), of_one_run(results.in_turn(folder)))
+    replayed = of_one_run(results.replay(folder))
+    hot_paths = of_one_run(results.hot_paths(folder))
+    if drawn := picture(replayed, hot_paths):
+        yield folder / "allocators.svg", drawn
+    replay, used = readme_replay(replayed, of_one_run(results.in_turn(folder)))
     parts = [markdown(replay)] if len(replay) > 1 else []
     if (pathlib.Path(folder) / "overview.png").exists():
         parts.append("![Utilisation against time per event; cost against live blocks; cost against threads](bench/results/overview.png)")
     yield README, between_markers(README, parts, used)
 
-    hot, used_hot = readme_hot(of_one_run(results.hot_paths(folder)))
+    hot, used_hot = readme_hot(hot_paths)
     moved, used_moved = readme_moving(of_one_run(results.moving(folder)))
     parts = [markdown(lines) for lines in (hot, moved) if len(lines) > 1]
     capped = [row for row in of_one_run(results.survival(folder)) if row["device"] == "cuda"]
@@ -378,10 +379,6 @@ def pages(folder):
 
 
 def readme(folder):
-    newest = results.newest_commit(results.replay(folder))
-    drawn = picture(*(results.of_newest_run(rows, newest) for rows in (results.replay(folder), results.hot_paths(folder))))
-    if drawn:
-        (folder / "allocators.svg").write_text(drawn)
     for page, text in pages(folder):
         page.write_text(text)
 

@@ -406,6 +406,11 @@ TEST_CASE("sim_order reports an access to several blocks once", "[driver][sim][o
   auto const take_halves = [&] {
     for (std::size_t const from : {0_KiB, 512_KiB}) t.machine.freed(base + from, 512_KiB, t.a);
   };
+  auto const write_after_reuse = [&] {
+    take_halves();
+    give_halves(t.b);
+    t.write(t.b);
+  };
   give_halves(t.a);
   SECTION("that were freed") {
     take_halves();
@@ -414,16 +419,12 @@ TEST_CASE("sim_order reports an access to several blocks once", "[driver][sim][o
   }
   SECTION("that were written before") {
     t.write(t.a);
-    take_halves();
-    give_halves(t.b);
-    t.write(t.b);
+    write_after_reuse();
     CHECK(t.found_one({"write not ordered after an earlier owner's write"}));
   }
   SECTION("that were read before") {
     t.read(t.a);
-    take_halves();
-    give_halves(t.b);
-    t.write(t.b);
+    write_after_reuse();
     CHECK(t.found_one({"write not ordered after an earlier owner's read"}));
   }
   SECTION("that are others than in the capture") {

@@ -98,6 +98,7 @@ POLICY_SEEDS = 20
 SCENES = [f"tests/faults/{name}.cpp" for name in ("host_faults", "scenes_owner", "scenes_policy", "scenes_pool", "scenes_source", "scenes_across",
                                                   "scenes_report", "scenes_sleep", "scenes_sharing")]
 FAULTS = {"host faults": ["tests/faults/host_memory.cpp", *SCENES], "driver faults": ["tests/faults/driver_calls.cpp", *SCENES]}
+FAULT_ARGUMENTS = {"host faults": [], "driver faults": ["--few-calls"]}
 FAULT_LIMIT = 600
 
 
@@ -217,8 +218,7 @@ def failed_test_in(said):
 def run(program, finder, seeds, jobs=1, limit=TIME_LIMIT, profile="", bug=0, wait=WAIT_LIMIT):
     """(1 if a test fails, crashes or hangs, else 0, or None on timeout of random programs; the output)"""
     if finder not in FINDERS:
-        arguments = {"host faults": [], "driver faults": ["--few-calls"]}.get(finder, ["--abort"])
-        status, said = run_limited([str(program), *arguments], FAULT_LIMIT if finder in FAULTS else limit, bug, wait)
+        status, said = run_limited([str(program), *FAULT_ARGUMENTS.get(finder, ["--abort"])], FAULT_LIMIT if finder in FAULTS else limit, bug, wait)
         return (1, "hangs") if status is None else (int(status != 0), said)
     command = [str(program), "--seeds", f"1..{seeds}", "--jobs", str(jobs)]
     command += ["--patience", str(PATIENCE), "--no-shrink"] + (["--profile", profile] if profile else [])
@@ -331,7 +331,7 @@ def digest(paths):
 
 class Findings:
     """What runs over the same headers have found, so that a run that was stopped goes on, and one after new tests tries only what
-    survived. What a test found that has changed since does not count."""
+    survived. What a test found that has changed since, or is gone, does not count."""
 
     FILE = WORK / "random.json"
     NONE_COMPILED = "does not compile"
@@ -349,7 +349,8 @@ class Findings:
         return found if found and tests == self.tests_of(found) else None
 
     def tests_of(self, found):
-        return digest(ROOT / source for source in sources_of(found.split(": ")[0])) if found != self.NONE_COMPILED else ""
+        sources = [ROOT / source for source in sources_of(found.split(": ")[0])] if found != self.NONE_COMPILED else []
+        return digest(source for source in sources if source.exists())
 
     def add(self, mutant, found):
         with self.lock:
