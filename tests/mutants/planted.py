@@ -1525,8 +1525,8 @@ PLANTED = {
         Mutant(
             "sleep unmaps the views of pinned handles",
             "pool/pages/view_table.hpp",
-            "if (is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);",
-            "if (slot.handle != 0 && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);",
+            "return is_mapped(slot) && !map_[slot.handle].stays;",
+            "return is_mapped(slot);",
         ),
         Mutant(
             "the lock is released between finding and pinning segments",
@@ -2787,15 +2787,22 @@ PLANTED = {
         Mutant(
             "a failed wake keeps the handles that it created",
             "pool/relocate/page_sleep.hpp",
-            "// release() must not unmap a view then\n      (void)release(growing);\n",
-            "// release() must not unmap a view then\n",
+            "      copy_.abandon();\n      (void)release(growing);\n",
+            "      copy_.abandon();\n",
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(
             "a failed wake drops the contents",
             "pool/relocate/page_sleep.hpp",
-            "// release() must not unmap a view then\n      (void)release(growing);\n",
-            "// release() must not unmap a view then\n      (void)release(growing);\n      forget(growing);\n",
+            "      copy_.abandon();\n      (void)release(growing);\n",
+            "      copy_.abandon();\n      (void)release(growing);\n      forget(growing);\n",
+            finder="tests/raii/sleep.cpp",
+        ),
+        Mutant(
+            "views that a sleep has unmapped are unmapped once more at the end",
+            "pool/pages/view_table.hpp",
+            "    are_mapped_ = false;\n",
+            "",
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(

@@ -515,6 +515,35 @@ TEST_CASE("sleep and wake lose and leak nothing when a driver call fails, and ca
   CHECK(failures > 60 / static_cast<int>(next_failing));
 }
 
+TEST_CASE("each place is unmapped once where the driver does not report what sleep saved",
+          "[raii][sleep][pages]") {
+  bool const trims = GENERATE(false, true);
+  CAPTURE(trims);
+  sim_machine const machine(small_machine());
+  fault_plan const plan;
+  std::size_t mapped = 0;
+  std::uint64_t before = 0;
+  {
+    auto memory = faulty_pages{faulty<sim_driver>{machine.driver(0), plan}} | limited{24_MiB} | pooled{};
+    kept_blocks held(memory, 8);
+    REQUIRE(memory->state().remaps > 0);
+    mapped = memory->state().maps - memory->state().unmaps;
+    before = plan.calls(driver_call::unmap_pages);
+    for (driver_call const call :
+         {driver_call::synchronize_event, driver_call::synchronize_stream, driver_call::synchronize_device}) {
+      for (unsigned nth = 1; nth <= 8; ++nth) plan.fail(call, nth);
+    }
+    (void)sleep(memory, contents::in_pinned_memory);
+    plan.disarm();
+    REQUIRE(memory->state().reserved > 0);
+    while (trims && held.size() != 0) held.free(held[0]);
+    if (trims) memory.empty_cache();
+    CHECK((memory->state().reserved == 0) == trims);
+  }
+  CHECK(plan.calls(driver_call::unmap_pages) - before == mapped);
+  CHECK(machine.leaks().total() == 0);
+}
+
 TEST_CASE("sleep keeps what the driver does not report as saved, also over a wake that fails",
           "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());

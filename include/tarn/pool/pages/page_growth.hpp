@@ -213,8 +213,7 @@ class page_growth {
   void close(growth_lock const& growing) noexcept {
     if (!map_.is_set_up()) return;
     (void)sleep_.finish_copies(growing);
-    map_.treat_all_alike();
-    table_.unmap_all();
+    table_.close();
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes != 0) (void)destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }

@@ -291,7 +291,7 @@ class page_views {
     --in_use_;
     {
       unlocked const released(hot);
-      table_.unmap_slots(gone);
+      table_.forget(gone);
     }
     addresses_.put(a, gone.region);
   }

@@ -47,7 +47,7 @@ class view_table {
       for (view_slot& slot : v.view_slots) {
         TARN_VISIT();
         if (leaves[slot.handle]) {
-          if (map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
+          if (is_mapped(slot)) unmap(at, slot.bytes);
           slot.handle = 0;
         }
         at += slot.bytes;
@@ -117,10 +117,21 @@ class view_table {
     }
   }
 
-  /// Unmaps everything that is mapped, and keeps addresses and slots for map_all(). Nothing on the device
-  /// uses it.
+  /// Unmaps a view. Nothing on the device uses it.
+  void forget(view const& v) noexcept {
+    unmap_slots(v, [&](view_slot const& slot) { return is_mapped(slot); });
+  }
+  /// The same for all of them, at the end.
+  void close() noexcept {
+    for (view const& v : views_) forget(v);
+  }
+
+  /// Unmaps all views but the handles that stay, and keeps addresses and slots for map_all(). Nothing on the
+  /// device uses it. A second call before map_all() does nothing.
   void unmap_all() noexcept {
-    for (view const& v : views_) unmap_slots(v);
+    for (view const& v : views_)
+      unmap_slots(v, [&](view_slot const& slot) { return is_mapped(slot) && !map_[slot.handle].stays; });
+    are_mapped_ = false;
   }
 
   /// Maps the handles of all views again, or none. @throws out_of_memory, cuda_error
@@ -129,9 +140,11 @@ class view_table {
     try {
       for (; mapped < views_.size(); ++mapped) map_slots(views_[mapped]);
     } catch (...) {
-      for (std::size_t i = 0; i < mapped; ++i) unmap_slots(views_[i]);
+      for (std::size_t i = 0; i < mapped; ++i)
+        unmap_slots(views_[i], [&](view_slot const& slot) { return is_mapped_with_view(slot); });
       throw;
     }
+    are_mapped_ = true;
   }
 
   /// An entry of views_, with its tenancy. @throws std::bad_alloc, nothing has changed
@@ -164,18 +177,15 @@ class view_table {
     }
   }
 
-  void unmap_slots(view const& v) noexcept {
-    std::uintptr_t at = v.address;
-    for (view_slot const& slot : v.view_slots) {
-      TARN_VISIT();
-      if (is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
-      at += slot.bytes;
-    }
-  }
-
   /// Whether the slot has a handle that is mapped and unmapped with all others.
   [[nodiscard]] bool is_mapped_with_view(view_slot const& slot) const noexcept {
     return slot.handle != 0 && !map_[slot.handle].stays;
+  }
+
+  /// Whether the slot shows its handle now: while the pool sleeps, only handles that stay are shown.
+  [[nodiscard]] bool is_mapped(view_slot const& slot) const noexcept {
+    return slot.handle != 0 && map_[slot.handle].state == backing::mapped &&
+           (are_mapped_ || map_[slot.handle].stays);
   }
 
   void map_again(std::uintptr_t address, handle_ref h) {
@@ -230,10 +240,21 @@ class view_table {
   }
 
  private:
+  template <class Choose>
+  void unmap_slots(view const& v, Choose const& is_chosen) noexcept {
+    std::uintptr_t at = v.address;
+    for (view_slot const& slot : v.view_slots) {
+      TARN_VISIT();
+      if (is_chosen(slot)) unmap(at, slot.bytes);
+      at += slot.bytes;
+    }
+  }
+
   Source& source_;
   growth_counters& counters_;
   page_map& map_;
   sequence<view> views_;  ///< entry 0 is unused
+  bool are_mapped_ = true;
 };
 
 }  // namespace TARN_NAMESPACE::detail

@@ -196,15 +196,12 @@ class page_sleep {
   }
   /// Restores all, or leaves the pool asleep.
   void restore_all(growth_lock const& growing) {
-    bool has_views = false;
     try {
       make_handles(growing);
       views_.map_all();
-      has_views = true;
       copy_.finish();
     } catch (...) {
       copy_.abandon();
-      if (!has_views) unmap_homes();  // release() must not unmap a view then
       (void)release(growing);
       throw;
     }
