@@ -222,7 +222,8 @@ class trial {
     bool const is_complete =
         has(text, " asked") && has(text, "refused by ") && (text.ends_with(".") || text.ends_with("]")) &&
         (has(text, "Free ") || has(text, "empty_cache") || has(text, "check the size") ||
-         has(text, "ask for less") || has(text, "call tarn::wake") || has(text, "Reserve more"));
+         has(text, "ask for less") || has(text, "call tarn::wake") || has(text, "Reserve more") ||
+         has(text, "free some, or use contents::discarded"));
     if (!is_complete)
       complain(std::string("does not contain the request, the refusing layer and the remedy: ") +
                error.what());
