@@ -84,6 +84,6 @@ endif()
 # by what is named here. What the simulated device maps itself, AddressSanitizer watches.
 # Not part of an ordinary run: `ctest --preset valgrind`.
 add_test(NAME valgrind CONFIGURATIONS Valgrind COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/watched.py valgrind valgrind -q --error-exitcode=9
-  --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite $<TARGET_FILE:tarn_tests>
-  "[core]~[threads],[trace_format]~[traced],[pool][streams]~[random],[run],[range_index],[stream_order],[address_index]")
+  --suppressions=${CMAKE_CURRENT_SOURCE_DIR}/valgrind.supp --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite $<TARGET_FILE:tarn_tests>
+  "[core]~[threads]~[pages],[trace_format]~[traced],[pool][streams]~[random],[run],[range_index],[stream_order],[address_index]")
 set_tests_properties(valgrind PROPERTIES LABELS valgrind SKIP_RETURN_CODE 77 TIMEOUT 7200)
