@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_738a3006
+#define TARN_NAMESPACE tarn::inline v0_2_0_087a3ce3
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -4250,6 +4250,11 @@ class block_source {
 
 #include <cstddef>
 
+#if CUDART_VERSION < 12000
+#error "tarn needs CUDA 12 or later, or TARN_NO_CUDA"
+#include <tarn-needs-CUDA-12>  // ends the compilation: what follows would only be errors that mislead
+#endif
+
 namespace TARN_NAMESPACE::detail {
 
 // Weak references of tarn's alone: a program's own calls of the runtime stay strong. cuda_failed() has the
@@ -4340,11 +4345,6 @@ TARN_CUDART_CALL(cudaGetDriverEntryPoint, char const*, void**, unsigned long lon
 }
 
 }  // namespace TARN_NAMESPACE::detail
-
-#if CUDART_VERSION < 12000
-#error "tarn needs CUDA 12 or later, or TARN_NO_CUDA"
-#include <tarn-needs-CUDA-12>  // ends the compilation: what follows would only be errors that mislead
-#endif
 
 namespace TARN_NAMESPACE::detail {
 

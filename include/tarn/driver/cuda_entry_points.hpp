@@ -15,11 +15,6 @@
 #include "tarn/core/error.hpp"
 #include "tarn/driver/cuda_runtime_calls.hpp"
 
-#if CUDART_VERSION < 12000
-#error "tarn needs CUDA 12 or later, or TARN_NO_CUDA"
-#include <tarn-needs-CUDA-12>  // ends the compilation: what follows would only be errors that mislead
-#endif
-
 namespace TARN_NAMESPACE::detail {
 
 /// Returns the kind of a code; `other` for codes not listed.

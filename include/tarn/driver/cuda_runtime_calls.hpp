@@ -10,6 +10,11 @@
 
 #include "tarn/core/config.hpp"
 
+#if CUDART_VERSION < 12000
+#error "tarn needs CUDA 12 or later, or TARN_NO_CUDA"
+#include <tarn-needs-CUDA-12>  // ends the compilation: what follows would only be errors that mislead
+#endif
+
 namespace TARN_NAMESPACE::detail {
 
 // Weak references of tarn's alone: a program's own calls of the runtime stay strong. cuda_failed() has the
