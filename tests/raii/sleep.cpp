@@ -52,6 +52,14 @@ sim_options small_machine() {
   return o;
 }
 
+/// The driver does not report that copies are complete.
+void fail_waits(fault_plan const& plan) {
+  for (driver_call const call :
+       {driver_call::synchronize_event, driver_call::synchronize_stream, driver_call::synchronize_device}) {
+    for (unsigned nth = 1; nth <= 8; ++nth) plan.fail(call, nth);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("sleep gives all memory back, wake restores it at the same addresses with the kept contents",
@@ -529,10 +537,7 @@ TEST_CASE("each place is unmapped once where the driver does not report what sle
     REQUIRE(memory->state().remaps > 0);
     mapped = memory->state().maps - memory->state().unmaps;
     before = plan.calls(driver_call::unmap_pages);
-    for (driver_call const call :
-         {driver_call::synchronize_event, driver_call::synchronize_stream, driver_call::synchronize_device}) {
-      for (unsigned nth = 1; nth <= 8; ++nth) plan.fail(call, nth);
-    }
+    fail_waits(plan);
     (void)sleep(memory, contents::in_pinned_memory);
     plan.disarm();
     REQUIRE(memory->state().reserved > 0);
@@ -552,10 +557,7 @@ TEST_CASE("sleep keeps what the driver does not report as saved, also over a wak
     auto memory = faulty_pages{faulty<sim_driver>{machine.driver(0), plan}} | pooled{};
     kept_blocks held(memory);
     std::size_t const reserved = memory->state().reserved;
-    for (driver_call const call :
-         {driver_call::synchronize_event, driver_call::synchronize_stream, driver_call::synchronize_device}) {
-      for (unsigned nth = 1; nth <= 8; ++nth) plan.fail(call, nth);
-    }
+    fail_waits(plan);
     std::size_t given = 0;
     try {
       given = sleep(memory, contents::in_pinned_memory);
