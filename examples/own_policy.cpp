@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A user-defined policy in 10 lines: counts requests larger than a page. A policy defines what it does around
 // a request and the next layer, once for the stream-ordered and the synchronous calls; what it does not
-// define passes through.
+// define passes through, except extend(): without around_extend no block grows in place.
 
 #include <tarn/tarn.hpp>
 

@@ -72,5 +72,5 @@
 
 #if !TARN_HAS_CUDA && !defined(TARN_NO_CUDA)
 #pragma message( \
-        "tarn: CUDA's headers were not found: add their folder (-I/usr/local/cuda/include), or include <tarn/sim.hpp>, which simulates a GPU (sim_pool). Define TARN_NO_CUDA where neither is wanted")
+        "tarn: CUDA's headers were not found: add their folder (-I/usr/local/cuda/include), or simulate a GPU (-DTARN_NO_CUDA -include tarn/sim.hpp). For host memory alone define TARN_NO_CUDA")
 #endif

@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_087a3ce3
+#define TARN_NAMESPACE tarn::inline v0_2_0_e3f0fa05
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1502,7 +1502,7 @@ enum class misuse_kind : std::uint8_t {
   wrong_thread,     ///< a scope ended on another thread than it began on
   recursion,        ///< constructing an object requested that same object, or a growing pool was put to sleep
   in_use,           ///< work on memory was not finished when its pool was put to sleep or compacted
-  no_resource       ///< an owner that was constructed without a resource was to allocate, copy or order
+  no_resource       ///< an owner or a stream is empty, or its pool cannot serve it
 };
 
 /// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse
@@ -9902,7 +9902,7 @@ enum class handles_per_block {
 /// deallocate_sync() names no stream. An owner may free on a stream that was destroyed before, but not while
 /// it is destroyed.
 enum class capture_watch {
-  /// At each deallocation on a stream of known identity: 17 to 29 ns (H100, 1 to 16 threads that ask). An
+  /// At each deallocation on a stream of known identity: some 20 ns (include/LIMITS.md). An
   /// allocation makes no driver call. Inside a capture it may return what its stream freed before: launch the
   /// graph after that work.
   at_frees,
@@ -9940,9 +9940,9 @@ struct pooled {
   /// handles are not remapped, and `largest_handle` has no effect. Does nothing where the pool has plain
   /// blocks.
   ///
-  /// The pool then wastes more: utilisation of ten recorded traces 0.73 to 0.89 instead of 0.94 to 0.99, and
-  /// 0.80 to 0.89 instead of 0.95 to 0.99 without the one of cupy (bench/results/frontier.txt). So allocate
-  /// what is sent from a second pool with this option, and the rest from one without it.
+  /// The pool then wastes more: utilisation of the recorded traces 0.64 to 0.85 instead of 0.93 to 0.99
+  /// (bench/results/frontier.txt). So allocate what is sent from a second pool with this option, and the rest
+  /// from one without it.
   handles_per_block handles = handles_per_block::any;
 
   template <class Upstream>
@@ -22477,8 +22477,9 @@ using pool_over = stack<Source, pooled, tracked>;
 /// A pool of the current device's memory: `tarn::device_pool pool;`, or of another: `device_pool
 /// pool{cuda_pages{1}};`.
 ///
-/// Where the device has no virtual memory management it uses blocks of cudaMalloc, and only sleep() is
-/// refused: allocator_backend(pool) reports which.
+/// Where the device has no virtual memory management it uses blocks of cudaMalloc: allocator_backend(pool)
+/// reports which. sleep(), segments_of(), page_pin and export_block() then throw cuda_error of kind
+/// `unsupported`.
 ///
 /// It reports a double free, and a free with another size or of an address within a block, to the misuse
 /// handler if the memory has not been handed out again meanwhile: at once, or, up to 1 MiB, when the thread's
@@ -23249,7 +23250,7 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
     this->budget_.give(counted(r));
   }
   /// False if the limit would be exceeded. While the layers below are asked, the bytes are taken: another
-  /// thread may be refused memory meanwhile, though they answer no.
+  /// thread may be refused memory meanwhile, even if they then refuse to extend.
   [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
     request longer = r;
     longer.bytes += more;
@@ -26253,7 +26254,7 @@ inline constexpr std::size_t largest_growing_step = 32_MiB;
 /// by doubling and a copy, and keeps_address() is false. One thread at a time. Every operation is ordered on
 /// stream().
 ///
-/// To grow again over what was given back may need the host to wait: for the work on those elements, if other
+/// Where it grows again over what it gave back, the host may wait: for the work on those elements, if other
 /// memory has to be mapped there, and for streams that record_stream() named. While a graph may use them, or
 /// a capture_scope that is open prevents the wait, growth throws cuda_error. The destructor waits for a
 /// growth of the pool that another thread is in.
@@ -26515,7 +26516,7 @@ namespace TARN_NAMESPACE {
 /// calls overlap, else within tracked::peak_error for each thread; bytes as the pool rounds them. With
 /// peak_of::this_thread only calls of the constructing thread count, starting from zero, exactly; memory
 /// freed by another thread does not lower it. Thread-safe. While such a scope lives, calls of its thread take
-/// a lock; other scopes cost other calls nothing, but the next call of each thread takes it once.
+/// a lock; with other scopes only the next call of each thread takes it.
 template <class Resource>
 class peak_scope {
  public:
@@ -26593,10 +26594,10 @@ struct can_only_be_uninitialised {
 /// reuses it only behind that work, and a bare pinned source waits for the stream. Set the stream that the
 /// copies run on, of any device, here or by set_stream(); report further streams to a pool by
 /// record_stream(). A default stream without a device is the current device's at that call; since one handle
-/// means those of all devices, such a buffer is freed behind the default streams of each device in use. The
-/// host does not wait for anything: synchronise before it reads what a device writes. Holds its resource. A
-/// moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never throws,
-/// and does nothing once the driver is unloaded. Not thread-safe.
+/// means those of all devices, such a buffer is freed behind the default streams of each device in use. No
+/// call waits on the host: synchronise the stream before the host reads what a device wrote. Holds its
+/// resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
+/// never throws, and does nothing once the driver is unloaded. Not thread-safe.
 template <class T, class Resource = basic_pinned<detail::default_driver<T>>>
 class pinned_buffer : public owned_elements<T, Resource> {
   using base = owned_elements<T, Resource>;
@@ -26762,8 +26763,8 @@ inline constexpr bool require_can_sleep() noexcept {
 /// No work uses the pool's memory from this call until wake() returns; the caller has synchronised the
 /// streams that did. A `checked` layer reports each stream of a live block that is not idle: it does not know
 /// what the work there uses. Until then allocations throw pool_asleep; deallocations, statistics, trim() and
-/// the end of the pool work, and blocks that are freed need not be taken back. Does nothing, and returns 0,
-/// if the pool is asleep: the contents are those of the first call.
+/// the end of the pool work, and wake() does not map again what was freed meanwhile. Does nothing, and
+/// returns 0, if the pool is asleep: the contents are those of the first call.
 ///
 /// Handles with a page_pin stay mapped, with their contents. Of several pools below a layer that routes, one
 /// that is not over pages stays awake.
@@ -27146,5 +27147,5 @@ template <class Resource>
 
 #if !TARN_HAS_CUDA && !defined(TARN_NO_CUDA)
 #pragma message( \
-        "tarn: CUDA's headers were not found: add their folder (-I/usr/local/cuda/include), or include <tarn/sim.hpp>, which simulates a GPU (sim_pool). Define TARN_NO_CUDA where neither is wanted")
+        "tarn: CUDA's headers were not found: add their folder (-I/usr/local/cuda/include), or simulate a GPU (-DTARN_NO_CUDA -include tarn/sim.hpp). For host memory alone define TARN_NO_CUDA")
 #endif

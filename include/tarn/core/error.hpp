@@ -324,7 +324,7 @@ enum class misuse_kind : std::uint8_t {
   wrong_thread,     ///< a scope ended on another thread than it began on
   recursion,        ///< constructing an object requested that same object, or a growing pool was put to sleep
   in_use,           ///< work on memory was not finished when its pool was put to sleep or compacted
-  no_resource       ///< an owner that was constructed without a resource was to allocate, copy or order
+  no_resource       ///< an owner or a stream is empty, or its pool cannot serve it
 };
 
 /// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse

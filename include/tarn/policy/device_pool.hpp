@@ -18,8 +18,9 @@ using pool_over = stack<Source, pooled, tracked>;
 /// A pool of the current device's memory: `tarn::device_pool pool;`, or of another: `device_pool
 /// pool{cuda_pages{1}};`.
 ///
-/// Where the device has no virtual memory management it uses blocks of cudaMalloc, and only sleep() is
-/// refused: allocator_backend(pool) reports which.
+/// Where the device has no virtual memory management it uses blocks of cudaMalloc: allocator_backend(pool)
+/// reports which. sleep(), segments_of(), page_pin and export_block() then throw cuda_error of kind
+/// `unsupported`.
 ///
 /// It reports a double free, and a free with another size or of an address within a block, to the misuse
 /// handler if the memory has not been handed out again meanwhile: at once, or, up to 1 MiB, when the thread's

@@ -119,7 +119,7 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
     this->budget_.give(counted(r));
   }
   /// False if the limit would be exceeded. While the layers below are asked, the bytes are taken: another
-  /// thread may be refused memory meanwhile, though they answer no.
+  /// thread may be refused memory meanwhile, even if they then refuse to extend.
   [[nodiscard]] bool around_extend(request const& r, void* p, std::size_t more, auto const& next) {
     request longer = r;
     longer.bytes += more;

@@ -39,7 +39,7 @@ enum class handles_per_block {
 /// deallocate_sync() names no stream. An owner may free on a stream that was destroyed before, but not while
 /// it is destroyed.
 enum class capture_watch {
-  /// At each deallocation on a stream of known identity: 17 to 29 ns (H100, 1 to 16 threads that ask). An
+  /// At each deallocation on a stream of known identity: some 20 ns (include/LIMITS.md). An
   /// allocation makes no driver call. Inside a capture it may return what its stream freed before: launch the
   /// graph after that work.
   at_frees,
@@ -77,9 +77,9 @@ struct pooled {
   /// handles are not remapped, and `largest_handle` has no effect. Does nothing where the pool has plain
   /// blocks.
   ///
-  /// The pool then wastes more: utilisation of ten recorded traces 0.73 to 0.89 instead of 0.94 to 0.99, and
-  /// 0.80 to 0.89 instead of 0.95 to 0.99 without the one of cupy (bench/results/frontier.txt). So allocate
-  /// what is sent from a second pool with this option, and the rest from one without it.
+  /// The pool then wastes more: utilisation of the recorded traces 0.64 to 0.85 instead of 0.93 to 0.99
+  /// (bench/results/frontier.txt). So allocate what is sent from a second pool with this option, and the rest
+  /// from one without it.
   handles_per_block handles = handles_per_block::any;
 
   template <class Upstream>

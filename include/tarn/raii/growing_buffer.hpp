@@ -47,7 +47,7 @@ inline constexpr std::size_t largest_growing_step = 32_MiB;
 /// by doubling and a copy, and keeps_address() is false. One thread at a time. Every operation is ordered on
 /// stream().
 ///
-/// To grow again over what was given back may need the host to wait: for the work on those elements, if other
+/// Where it grows again over what it gave back, the host may wait: for the work on those elements, if other
 /// memory has to be mapped there, and for streams that record_stream() named. While a graph may use them, or
 /// a capture_scope that is open prevents the wait, growth throws cuda_error. The destructor waits for a
 /// growth of the pool that another thread is in.

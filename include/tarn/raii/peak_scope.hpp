@@ -16,7 +16,7 @@ namespace TARN_NAMESPACE {
 /// calls overlap, else within tracked::peak_error for each thread; bytes as the pool rounds them. With
 /// peak_of::this_thread only calls of the constructing thread count, starting from zero, exactly; memory
 /// freed by another thread does not lower it. Thread-safe. While such a scope lives, calls of its thread take
-/// a lock; other scopes cost other calls nothing, but the next call of each thread takes it once.
+/// a lock; with other scopes only the next call of each thread takes it.
 template <class Resource>
 class peak_scope {
  public:

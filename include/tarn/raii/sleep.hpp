@@ -39,8 +39,8 @@ inline constexpr bool require_can_sleep() noexcept {
 /// No work uses the pool's memory from this call until wake() returns; the caller has synchronised the
 /// streams that did. A `checked` layer reports each stream of a live block that is not idle: it does not know
 /// what the work there uses. Until then allocations throw pool_asleep; deallocations, statistics, trim() and
-/// the end of the pool work, and blocks that are freed need not be taken back. Does nothing, and returns 0,
-/// if the pool is asleep: the contents are those of the first call.
+/// the end of the pool work, and wake() does not map again what was freed meanwhile. Does nothing, and
+/// returns 0, if the pool is asleep: the contents are those of the first call.
 ///
 /// Handles with a page_pin stay mapped, with their contents. Of several pools below a layer that routes, one
 /// that is not over pages stays awake.
