@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_e3f0fa05
+#define TARN_NAMESPACE tarn::inline v0_2_0_121ca661
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -9190,7 +9190,7 @@ struct pool_state {
   std::size_t unmaps = 0;
   std::size_t remaps = 0;         ///< maps of handles that were used at another address before
   std::size_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
-  std::size_t ooms = 0;           ///< out_of_memory thrown
+  std::size_t ooms = 0;           ///< allocations that found no memory
   std::size_t host_waits = 0;     ///< times the host waited for a stream
   std::size_t device_waits = 0;   ///< times a stream was made to wait for another stream
   /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1
@@ -19977,7 +19977,7 @@ class heap {
     r.headroom = bound.headroom;
     r.limit = bound.limit;
     r.limit_used = bound.limit_used;
-    if (by_limit) r.refused_by = bound.by;
+    if (by_limit || bound.headroom != memory_report::unknown) r.refused_by = bound.by;
     r.lacking = bytes - bound.bytes;
     throw out_of_memory(r);
   }
@@ -22176,7 +22176,8 @@ class pool {
     memory_report report;
     report.asked = bytes;
     report.device = heap_.driver().device().value;
-    report.refused_by = "the pool's addresses, which other growing buffers have reserved";
+    report.stream = memory_report::no_stream;
+    report.refused_by = "the pool's addresses for growing buffers";
     throw out_of_memory(report);
   }
   /// Allocates a block of whole 2 MiB at an address where the blocks of reserve_growing() end. Its memory is

@@ -477,6 +477,7 @@ TEST_CASE("a pool that cannot wake beside its headroom says what is lacking", "[
       FAIL("it woke");
     } catch (out_of_memory const& error) {
       CHECK(error.report().headroom == 256_MiB);
+      CHECK(std::string(error.what()).find("refused by headroom(256 MiB)") != std::string::npos);
       CHECK(error.report().lacking >= 132_MiB);
       CHECK(error.report().lacking < 180_MiB);
     }

@@ -356,7 +356,7 @@ class heap {
     r.headroom = bound.headroom;
     r.limit = bound.limit;
     r.limit_used = bound.limit_used;
-    if (by_limit) r.refused_by = bound.by;
+    if (by_limit || bound.headroom != memory_report::unknown) r.refused_by = bound.by;
     r.lacking = bytes - bound.bytes;
     throw out_of_memory(r);
   }

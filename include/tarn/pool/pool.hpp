@@ -301,7 +301,8 @@ class pool {
     memory_report report;
     report.asked = bytes;
     report.device = heap_.driver().device().value;
-    report.refused_by = "the pool's addresses, which other growing buffers have reserved";
+    report.stream = memory_report::no_stream;
+    report.refused_by = "the pool's addresses for growing buffers";
     throw out_of_memory(report);
   }
   /// Allocates a block of whole 2 MiB at an address where the blocks of reserve_growing() end. Its memory is
