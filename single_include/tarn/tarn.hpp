@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_121ca661
+#define TARN_NAMESPACE tarn::inline v0_2_0_b3172c63
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -15383,8 +15383,13 @@ class graph_memories {
       if (is_live || !is_settled(space, all[i])) return false;
     }
     for (std::size_t i = 0; i < count; ++i) space.end_part(growing, all[i]);
-    // A tool does not know these segments: none of them serves common blocks.
-    if (heap_.tool().active()) (void)heap_.growth(growing).shrink(growing, space, may_release(held), 0);
+    // A tool does not know these segments: none of them serves common blocks, unless the host has no memory.
+    if (heap_.tool().active()) {
+      try {
+        (void)heap_.growth(growing).shrink(growing, space, may_release(held), 0);
+      } catch (...) {
+      }
+    }
     space.count_splits();
     owner.captured = common;
     owner.plain = common;
@@ -17647,8 +17652,7 @@ class growing_views {
     while (v.bytes > offset) {
       view_slot const slot = v.view_slots.back();
       v.bytes -= slot.bytes;
-      if (slot.handle != 0 && map_[slot.handle].state == backing::mapped)
-        table_.unmap(v.address + v.bytes, slot.bytes);
+      if (table_.is_mapped(slot)) table_.unmap(v.address + v.bytes, slot.bytes);
       v.view_slots.pop_back();
     }
   }

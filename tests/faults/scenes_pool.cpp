@@ -315,6 +315,20 @@ void with_a_tool(trial& t) {
       t.check(t.end_capture(a) || t.struck(), "the capture was invalidated");
       if (captured != nullptr) held.memory().deallocate(a, captured, 1000);
     }
+    using memory_type = std::remove_reference_t<decltype(held.memory())>;
+    std::optional<graph_memory<memory_type>> owner;
+    t.attempt("make a graph_memory", [&] { owner.emplace(held.memory()); });
+    if (owner.has_value()) {
+      std::optional<capture_scope> scope;
+      t.attempt("open a capture_scope", [&] { scope.emplace(*owner, a); });
+      if (scope.has_value() && t.begin_capture(a)) {
+        void* of_graph = nullptr;
+        t.attempt("allocate for a graph", [&] { of_graph = held.memory().allocate(a, 2_MiB); });
+        if (of_graph != nullptr) held.memory().deallocate(a, of_graph, 2_MiB);
+        t.check(t.end_capture(a) || t.struck(), "the capture was invalidated");
+      }
+    }
+    owner.reset();
     held.give(small);
     void* const wide = held.get(b, 26_MiB);
     held.give(wide);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -185,6 +186,31 @@ TEST_CASE("a growing buffer that ends leaves nothing in the pool", "[raii][pages
   CHECK(memory_allocated(t.memory) == 0);
   t.memory.empty_cache();
   CHECK(memory_reserved(t.memory) == 0);
+}
+
+TEST_CASE("a growing buffer that ends while its pool sleeps unmaps each place once",
+          "[raii][pages][growing_buffer]") {
+  sim_machine const machine({.capacity = 512_MiB, .taken = 0});
+  fault_plan const plan;
+  auto memory = basic_pages<faulty<sim_driver>>{faulty<sim_driver>{machine.driver(0), plan}} | pooled{};
+  std::optional<growing_buffer<char, decltype(memory)>> buffer(std::in_place, memory, 64_MiB, stream_ref{});
+  buffer->resize(2_MiB);
+  buffer->reset();
+  void* const p = memory.allocate(stream_ref{}, 2_MiB);  // the handle serves it at its home
+  std::memset(p, 5, 2_MiB);
+  memory.deallocate(stream_ref{}, memory.allocate(stream_ref{}, 3_MiB), 3_MiB);
+  (void)memory.trim(0);
+  for (driver_call const call : {driver_call::synchronize_event, driver_call::synchronize_stream,
+                                 driver_call::synchronize_device}) {  // its copy is not reported complete
+    for (unsigned nth = 1; nth <= 8; ++nth) plan.fail(call, nth);
+  }
+  (void)sleep(memory);
+  plan.disarm();
+  REQUIRE(is_asleep(memory));
+  buffer.reset();
+  CHECK(memory->state().maps - memory->state().unmaps == machine.leaks().maps);
+  (void)wake(memory);
+  memory.deallocate(stream_ref{}, p, 2_MiB);
 }
 
 TEST_CASE("more addresses than the pool has are refused as out of memory that names them",

@@ -341,8 +341,13 @@ class graph_memories {
       if (is_live || !is_settled(space, all[i])) return false;
     }
     for (std::size_t i = 0; i < count; ++i) space.end_part(growing, all[i]);
-    // A tool does not know these segments: none of them serves common blocks.
-    if (heap_.tool().active()) (void)heap_.growth(growing).shrink(growing, space, may_release(held), 0);
+    // A tool does not know these segments: none of them serves common blocks, unless the host has no memory.
+    if (heap_.tool().active()) {
+      try {
+        (void)heap_.growth(growing).shrink(growing, space, may_release(held), 0);
+      } catch (...) {
+      }
+    }
     space.count_splits();
     owner.captured = common;
     owner.plain = common;

@@ -243,8 +243,7 @@ class growing_views {
     while (v.bytes > offset) {
       view_slot const slot = v.view_slots.back();
       v.bytes -= slot.bytes;
-      if (slot.handle != 0 && map_[slot.handle].state == backing::mapped)
-        table_.unmap(v.address + v.bytes, slot.bytes);
+      if (table_.is_mapped(slot)) table_.unmap(v.address + v.bytes, slot.bytes);
       v.view_slots.pop_back();
     }
   }
