@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_b3172c63
+#define TARN_NAMESPACE tarn::inline v0_2_0_3d5615aa
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3067,6 +3067,12 @@ status wait_for_all_work(Driver const& driver) noexcept {
   return result;
 }
 
+/// Whether work that was to be waited for may still run, since the wait failed: what it uses must not be
+/// freed or accessed. Once the driver has unloaded no work runs.
+[[nodiscard]] constexpr bool may_run(status const& waited) noexcept {
+  return !waited.ok() && waited.kind != failure::unloading;
+}
+
 /// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if
 /// one is open still, or if the caller's own thread may have it open.
 template <class Driver>
@@ -3086,15 +3092,23 @@ status wait_for_stream(Driver const& driver, stream_ref stream) noexcept {
   if (!s.ok()) (void)wait_past_captures(driver);
   return s;
 }
+/// The same; returns whether that work is complete.
+template <stream_driver Driver>
+[[nodiscard]] bool finish_stream(Driver const& driver, stream_ref stream) noexcept {
+  return driver.synchronize_stream(stream).ok() || wait_past_captures(driver).ok();
+}
 /// Waits on the host for the work of a stream on which a block is freed; it may be destroyed. A default
 /// stream of memory that the host can access is that of each device in use. Does not wait while the stream is
-/// captured, and returns a capture's refusal then and where a capture forbids to wait.
+/// captured, and returns a capture's refusal then and where a capture forbids to wait. If the stream cannot
+/// be synchronised, waits for all work.
 template <stream_driver Driver>
 [[nodiscard]] status wait_for_last_use(Driver const& driver, stream_ref stream,
                                        default_streams which) noexcept {
   if (life_of(driver, stream) != stream_life::alive) return wait_past_captures(driver);
   auto const wait = [](Driver const& there, stream_ref on) noexcept {
-    return is_capturing(there, on) ? refused_for_capture("synchronize_stream") : there.synchronize_stream(on);
+    if (is_capturing(there, on)) return refused_for_capture("synchronize_stream");
+    status const s = there.synchronize_stream(on);
+    return may_run(s) ? wait_past_captures(there) : s;
   };
   if (which != default_streams::of_current_device || !is_default_stream(stream)) return wait(driver, stream);
   if constexpr (multi_device_driver<Driver>) driver.devices_of_streams().use(driver.named_device());
@@ -3117,23 +3131,23 @@ status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   return wait_for_all_work(driver);
 }
 /// Calls give(stream) with a temporary stream that is ordered behind all work of each device in use: for a
-/// block whose stream may be destroyed. While this thread's capture forbids that, the block stays; so it does
-/// once the driver has unloaded.
+/// block whose stream may be destroyed. Where that fails, as while this thread's capture forbids it, the
+/// block is never given back; nor is it once the driver has unloaded.
 template <stream_driver Driver, class Give>
 status free_behind_lost(Driver const& driver, Give const& give) noexcept {
   own_stream const own(driver);
   status s = order_behind_lost(driver, own.get());
   if (is_capture_error(s)) s = wait_past_captures(driver);
-  return is_capture_error(s) || s.kind == failure::unloading ? s : give(own.get());
+  return s.ok() ? give(own.get()) : s;
 }
 /// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be
-/// destroyed or that of any device, the default stream after waiting for the work on it. Returns false if a
-/// capture forbids to wait: the memory must not be accessed.
+/// destroyed or that of any device, the default stream after waiting for the work on it. Returns false if
+/// that work may still run, as where a capture forbids to wait: the memory must not be accessed.
 template <stream_driver Driver>
 [[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream, default_streams which) noexcept {
   if (life_of(driver, stream) == stream_life::alive && !is_of_any_device(driver, stream, which)) return true;
   stream = {};
-  return !is_capture_error(wait_for_all_work(driver));
+  return !may_run(wait_for_all_work(driver));
 }
 
 }  // namespace TARN_NAMESPACE::detail
@@ -4074,8 +4088,9 @@ class block_source {
   }
   /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit
   /// after the driver has unloaded. While `stream` is being captured into a graph it does not wait, since
-  /// that would end the capture: the graph must not use the block. Where a capture forbids to wait and the
-  /// driver's own call does not wait either, as to unregister memory, the block is never given back.
+  /// that would end the capture: the graph must not use the block. Where the wait fails, as
+  /// while a capture forbids it, and the driver's own call does not wait either, as to unregister memory, the
+  /// block is never given back.
   void deallocate(stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
@@ -4093,7 +4108,7 @@ class block_source {
     } else {
       status const waited = detail::wait_for_last_use(driver_, stream, named_as);
       if (waited.kind == failure::unloading) return;
-      if (gives_at_once && detail::is_capture_error(waited)) return;
+      if (gives_at_once && detail::may_run(waited)) return;
       (void)calls_.give(driver_, p, taken, alignment);
     }
   }
@@ -18010,6 +18025,9 @@ class page_compact {
   /// Whether compact() left a handle that is mapped nowhere; the next call returns false.
   [[nodiscard]] bool take_unmapped() noexcept { return detail::exchange(has_unmapped_, false); }
 
+  /// Whether handles of copies that may run are mapped at addresses of the pool for good.
+  [[nodiscard]] bool keeps_addresses() const noexcept { return keeps_addresses_; }
+
   /// Number of contiguous stretches of kept bytes of the common part, counted by handle. O(ranges)
   [[nodiscard]] std::size_t stretches(arena const& a) const {
     std::size_t count = 0;
@@ -18066,7 +18084,7 @@ class page_compact {
       replace(growing, stream, old, parts, places, temporary);
     } catch (...) {
       for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
-      addresses_.put(a, region);
+      if (!copies_may_run_) addresses_.put(a, region);
       if (has_unmapped_) map_.set(h, old.id, backing::unmapped);
       throw;
     }
@@ -18084,10 +18102,12 @@ class page_compact {
     }
   }
 
-  /// The driver calls of one handle: all or nothing, or has_unmapped_.
+  /// The driver calls of one handle: all or nothing, or has_unmapped_. Where the driver does not report the
+  /// end of the copies after a failure, their handles and addresses are never given back.
   void replace(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
                sequence<std::uintptr_t> const& places, std::uintptr_t temporary) {
     bool is_unmapped = false;
+    copies_may_run_ = false;
     try {
       std::uintptr_t at = temporary;
       for (part& p : parts) {
@@ -18114,7 +18134,11 @@ class page_compact {
         }
       }
     } catch (...) {
-      undo(growing, stream, old, parts, places, temporary);
+      if (is_unmapped || finish_stream(source_.driver(), stream)) {
+        undo(growing, old, parts, places, temporary);
+      } else {
+        copies_may_run_ = keeps_addresses_ = true;
+      }
       if (is_unmapped) has_unmapped_ = !map_again(old, places);
       throw;
     }
@@ -18122,10 +18146,9 @@ class page_compact {
     counters_.release(growing, old.home, old.bytes, addresses_.zone_at(old.home));
   }
 
-  /// After a failure: the new handles are unmapped and destroyed.
-  void undo(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
+  /// After a failure: the new handles are unmapped and destroyed. No copy uses them.
+  void undo(growth_lock const& growing, physical const& old, sequence<part>& parts,
             sequence<std::uintptr_t> const& places, std::uintptr_t temporary) noexcept {
-    (void)wait_for_stream(source_.driver(), stream);
     unmap_temporary(parts, temporary);
     for (part const& p : parts) {
       for (std::size_t i = 0; i < p.places; ++i) unmap(places[i] + p.offset, p.bytes);
@@ -18233,6 +18256,8 @@ class page_compact {
   address_space& addresses_;
   view_table<Source>& views_;
   bool has_unmapped_ = false;
+  bool copies_may_run_ = false;  ///< of the last replace(), to its new handles
+  bool keeps_addresses_ = false;
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -18244,8 +18269,8 @@ class page_compact {
 //   sleep  save()     enqueues the copies of kept contents to the host
 //          release()  unmaps the views; for each handle, waits for its copy, unmaps its home and destroys it
 //   wake   restore()  for each handle, creates it, maps its home and enqueues the copy back; maps the views;
-//                     waits for the copies
-//          keep()     frees the copy on the host; or release() again, which leaves the copy as it was
+//                     waits for the copies. If a step fails, release() again, which leaves the copy as it was
+//          keep()     frees the copy on the host
 //
 // If compact() can map a handle neither new nor old, unmap() leaves all handles created and maps none:
 // restore() maps them.
@@ -18316,7 +18341,7 @@ class host_copy {
       done_ = marks_[i].position;
       return true;
     }
-    if (!wait_for_stream()) return false;
+    if (!finish_stream(driver_, stream_->get())) return false;
     done_ = bytes_;
     return true;
   }
@@ -18327,10 +18352,12 @@ class host_copy {
       throw cuda_error(s, driver_.device().value);
     end();
   }
-  /// Waits for the copies that were enqueued before an error, as end().
-  void abandon() noexcept {
-    if (stream_.get() != nullptr) (void)wait_for_stream();
+  /// Waits for the copies that were enqueued before an error, as end(). Returns false if the driver does not
+  /// report that they are complete.
+  bool abandon() noexcept {
+    bool const done = stream_.get() == nullptr || finish_stream(driver_, stream_->get());
     end();
+    return done;
   }
   /// Frees what the copies needed. They are complete, or the driver does not report it.
   void end() noexcept {
@@ -18339,7 +18366,7 @@ class host_copy {
   }
   /// Frees all memory, after abandon().
   void close() noexcept {
-    abandon();
+    (void)abandon();
     while (!chunks_.empty()) drop_chunk();
   }
 
@@ -18384,9 +18411,6 @@ class host_copy {
     if (driver_.record_event(m.event, stream_->get()).ok()) return;
     (void)driver_.destroy_event(m.event);
     --mark_count_;
-  }
-  [[nodiscard]] bool wait_for_stream() const noexcept {
-    return driver_.synchronize_stream(stream_->get()).ok() || wait_past_captures(driver_).ok();
   }
 
   /// Calls f(pinned memory, bytes) for each chunk's part of [position, position + bytes).
@@ -18472,11 +18496,11 @@ class page_sleep {
   /// kept stay so. If the driver does not report that a copy is complete, its handle and the later ones stay
   /// mapped.
   std::size_t release(growth_lock const& growing) noexcept {
+    views_.unmap_all();
     if (keeps_handles_) {
-      unmap(growing);
+      unmap_homes();
       return 0;
     }
-    views_.unmap_all();
     std::size_t given = 0;
     std::size_t next = 0;  // in saved_, which is in the order of handles
     bool are_saved = true;
@@ -18597,8 +18621,12 @@ class page_sleep {
       views_.map_all();
       copy_.finish();
     } catch (...) {
-      copy_.abandon();
-      (void)release(growing);
+      if (copy_.abandon()) {
+        (void)release(growing);
+      } else {  // copies may still write to the handles
+        views_.unmap_all();
+        copies_may_run_ = keeps_handles_ = true;
+      }
       throw;
     }
   }
@@ -18634,9 +18662,9 @@ class page_sleep {
   view_table<Source>& views_;
   host_copy<driver_type> copy_;
   sequence<stretch> saved_;  ///< by handle; empty unless contents are kept on the host
-  /// asleep, and copies from handles that are still mapped may not be complete
+  /// asleep, and copies from or to handles that are still mapped may not be complete
   bool copies_may_run_ = false;
-  bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
+  bool keeps_handles_ = false;  ///< asleep, and handles are kept: their contents, or copies that may run
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -18822,7 +18850,7 @@ class page_growth {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes != 0) (void)destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }
-    source_.unreserve(reserved_, map_.bytes() + map_.granularity());
+    if (!compact_.keeps_addresses()) source_.unreserve(reserved_, map_.bytes() + map_.granularity());
   }
 
  private:
@@ -19206,7 +19234,7 @@ class tool_regions {
   /// destroyed, its handle is not queried: waits for the whole device's work.
   void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
     if (life_of(driver_, stream) != stream_life::alive) {
-      if (is_capture_error(wait_for_all_work(driver_))) leave(p, bytes);
+      if (may_run(wait_for_all_work(driver_))) leave(p, bytes);
       return;
     }
     bool capturing = false;
@@ -22589,8 +22617,8 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
       : base(std::move(upstream)), other_(std::move(options.other)) {}
-  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, that block is
-  /// never given back.
+  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, or the wait for
+  /// the device fails, that block is never given back.
   ~fallback_layer() {
     if (deferred_count_.load(std::memory_order_relaxed) != 0)
       free_deferred(detail::wait_past_captures<typename base::driver_type>);
@@ -22614,9 +22642,9 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    // Waits for the device if record_stream() named a block that no pool defers. If a capture forbids that,
-    // the block is deferred here.
-    if (used_.erase(p) && detail::is_capture_error(detail::wait_for_all_work(driver()))) [[unlikely]]
+    // Waits for the device if record_stream() named a block that no pool defers. If that fails, as while a
+    // capture forbids it, the block is deferred here.
+    if (used_.erase(p) && detail::may_run(detail::wait_for_all_work(driver()))) [[unlikely]]
       return defer(r, p);
     if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
       free_deferred(detail::wait_for_all_work<typename base::driver_type>);
@@ -22663,7 +22691,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     }
   }
 
-  /// A block whose uses on other streams could not be waited for when it was freed: a capture forbade it.
+  /// A block whose uses on other streams could not be waited for when it was freed.
   struct deferred_block {
     request freed;
     void* p = nullptr;
@@ -22693,7 +22721,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
       blocks.swap(deferred_);
       deferred_count_.store(0, std::memory_order_relaxed);
     }
-    bool const may_not = detail::is_capture_error(wait(driver()));
+    bool const may_not = detail::may_run(wait(driver()));
     for (deferred_block const& b : blocks) {
       if (may_not) {
         defer(b.freed, b.p);
@@ -24319,7 +24347,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
     // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later
     // are not checked.
-    if (detail::is_capture_error(detail::wait_for_all_work(driver()))) return 0;
+    if (detail::may_run(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t found = 0;
     for (detail::block_record const& b : all) {
@@ -24493,7 +24521,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   /// Waits for the uses of other streams; returns false if a capture forbids it.
   [[nodiscard]] bool wait_for_uses() const noexcept {
-    return !detail::is_capture_error(detail::wait_for_all_work(driver()));
+    return !detail::may_run(detail::wait_for_all_work(driver()));
   }
   void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
     if (!is_intact(b)) return;
@@ -24776,7 +24804,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     }
     // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are
     // not candidates.
-    if (detail::is_capture_error(detail::wait_for_all_work(driver()))) return 0;
+    if (detail::may_run(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t broken = 0;
     for (candidate const& c : all) {

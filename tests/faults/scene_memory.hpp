@@ -34,4 +34,10 @@ template <class Driver>
   return watched_pool(t, t.driver(device));
 }
 
+/// A kernel that writes a block and runs for long. Does nothing for null.
+inline void write(trial& t, stream_ref s, void* p, std::size_t bytes) {
+  host_faults::not_counted const own;
+  if (p != nullptr) (void)t.machine().launch(s, 1'000'000'000, {sim_writes(p, bytes)});
+}
+
 }  // namespace tarn_test

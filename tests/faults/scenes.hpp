@@ -15,6 +15,8 @@ struct scene {
   void (*run)(trial&);
   bool refuses_host_memory = false;  /// < the scene refuses host memory itself, at some point
   bool is_slow = false;              ///< made to fail in a few ways only, unless all are asked for
+  /// Where the driver does not wait for the device, memory that work may use is never given back.
+  bool may_keep_memory = false;
 };
 
 [[nodiscard]] std::span<scene const> pool_scenes();

@@ -261,9 +261,9 @@ void crowded(trial& t) {
   }
 }
 
-constexpr scene all[] = {{"sharing", sharing_machine, sharing},
+constexpr scene all[] = {{"sharing", sharing_machine, sharing, false, false, true},
                          {"sent_block", sharing_machine, sent},
-                         {"received_block", sharing_machine, received},
+                         {"received_block", sharing_machine, received, false, false, true},
                          {"crowded_message", sharing_machine, crowded}};
 
 }  // namespace of_sharing

@@ -242,7 +242,7 @@ void compaction_of_a_pool(trial& t) {
   if (!wake_up(t, held.memory())) return;
   written.check();
   (void)held.get(a, 2_MiB);
-  held.empty_out("after compact");
+  if (t.log().plan.failed(driver_call::synchronize_device) == 0) held.empty_out("after compact");
 }
 
 void sleeping_below_checked(trial& t) {
@@ -268,7 +268,7 @@ constexpr scene all[] = {
     {"ending_asleep", small_machine, ending_asleep, false, true},
     {"sleep_with_a_graph_memory", small_machine, sleeping_with_a_graph_memory, false, true},
     {"two_sleeping_pools", small_machine, two_sleeping_pools, false, true},
-    {"compaction", compacted_machine, compaction_of_a_pool, false, true},
+    {"compaction", compacted_machine, compaction_of_a_pool, false, true, true},
     {"sleep_below_checked", small_machine, sleeping_below_checked, false, true},
 };
 

@@ -65,6 +65,25 @@ void blocks(trial& t) {
   pair_sync(8_MiB);
 }
 
+/// A block that is freed on a destroyed stream whose work runs still, and given out again.
+void block_of_a_lost_stream(trial& t) {
+  stream const a(t.driver());
+  auto memory = basic_async<sited_driver>(t.driver()) | order_watched{t.machine()};
+  stream_ref gone;
+  void* p = nullptr;
+  {
+    stream const b(t.driver());
+    t.attempt("identify", [&] { gone = identified(memory, stream_ref(b)); });
+    t.attempt("allocate", [&] { p = memory.allocate(gone, 2_MiB, default_alignment); });
+    write(t, gone, p, 2_MiB);
+  }
+  memory.deallocate(gone, p, 2_MiB, default_alignment);
+  p = nullptr;
+  t.attempt("allocate again", [&] { p = memory.allocate(a, 2_MiB, default_alignment); });
+  write(t, a, p, 2_MiB);
+  memory.deallocate(a, p, 2_MiB, default_alignment);
+}
+
 void release_threshold(trial& t) {
   basic_async<sited_driver> const memory(t.driver());
   t.attempt("set_release_threshold", [&] { set_release_threshold(memory, 1_MiB); });
@@ -89,12 +108,13 @@ void pages_by_hand(trial& t) {
 
 constexpr scene all[] = {
     {"cuda_malloc", small_machine, blocks<basic_malloc>},
-    {"cuda_async", small_machine, blocks<basic_async>},
-    {"cuda_async_pinned", small_machine, blocks<basic_async_pinned>},
+    {"cuda_async", small_machine, blocks<basic_async>, false, false, true},
+    {"cuda_async_pinned", small_machine, blocks<basic_async_pinned>, false, false, true},
     {"pinned_host", small_machine, blocks<basic_pinned>},
-    {"registered_host", small_machine, blocks<basic_registered>},
-    {"registered_host_usual", small_machine, blocks<registered_usual>},
+    {"registered_host", small_machine, blocks<basic_registered>, false, false, true},
+    {"registered_host_usual", small_machine, blocks<registered_usual>, false, false, true},
     {"managed", small_machine, blocks<basic_managed>},
+    {"block_of_a_lost_stream", small_machine, block_of_a_lost_stream, false, false, true},
     {"release_threshold", small_machine, release_threshold},
     {"pages_by_hand", small_machine, pages_by_hand},
 };

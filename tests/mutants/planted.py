@@ -1156,8 +1156,8 @@ PLANTED = {
         Mutant(
             "an imported block waits for the device although a stream is captured",
             "sharing/imported_block.hpp",
-            "is_capture_error(wait_past_captures(driver_))",
-            "is_capture_error(driver_.synchronize_device())",
+            "may_run(wait_past_captures(driver_))",
+            "may_run(driver_.synchronize_device())",
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
@@ -1191,9 +1191,23 @@ PLANTED = {
         Mutant(
             "fallback_to waits for the device although a stream is captured",
             "policy/fallback_to.hpp",
-            "if (used_.erase(p) && detail::is_capture_error(detail::wait_for_all_work(driver()))) [[unlikely]]",
-            "if (used_.erase(p) && detail::is_capture_error(driver().synchronize_device())) [[unlikely]]",
+            "if (used_.erase(p) && detail::may_run(detail::wait_for_all_work(driver()))) [[unlikely]]",
+            "if (used_.erase(p) && detail::may_run(driver().synchronize_device())) [[unlikely]]",
             finder="tests/raii/captures.cpp",
+        ),
+        Mutant(
+            "fallback_to frees a block although the wait for its uses failed",
+            "policy/fallback_to.hpp",
+            "    bool const may_not = detail::may_run(wait(driver()));",
+            "    bool const may_not = detail::is_capture_error(wait(driver()));",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "a block of a destroyed stream is given back although the wait for its work failed",
+            "driver/all_work.hpp",
+            "  return s.ok() ? give(own.get()) : s;",
+            "  return is_capture_error(s) || s.kind == failure::unloading ? s : give(own.get());",
+            finder="tests/source/sim_sources.cpp",
         ),
         Mutant(
             "fallback_to frees a block at once although its uses could not be waited for",
@@ -1212,8 +1226,8 @@ PLANTED = {
         Mutant(
             "a block of a destroyed stream is waited for although a stream is captured",
             "driver/all_work.hpp",
-            "  return !is_capture_error(wait_for_all_work(driver));\n",
-            "  return !is_capture_error(driver.synchronize_device());\n",
+            "  return !may_run(wait_for_all_work(driver));\n",
+            "  return !may_run(driver.synchronize_device());\n",
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
@@ -2331,7 +2345,7 @@ PLANTED = {
         Mutant(
             "memory that work may still use is unregistered if a capture forbids to wait",
             "source/block_source.hpp",
-            "      if (gives_at_once && detail::is_capture_error(waited)) return;\n",
+            "      if (gives_at_once && detail::may_run(waited)) return;\n",
             "",
             finder="tests/source/registered_host.cpp",
         ),
@@ -2696,7 +2710,7 @@ PLANTED = {
         Mutant(
             "fences are verified before they are written",
             "debug/fenced.hpp",
-            "    if (detail::is_capture_error(detail::wait_for_all_work(driver()))) return 0;\n    detail::own_stream const reading(driver());",
+            "    if (detail::may_run(detail::wait_for_all_work(driver()))) return 0;\n    detail::own_stream const reading(driver());",
             "    detail::own_stream const reading(driver());",
             finder="policies",
         ),
@@ -2787,16 +2801,44 @@ PLANTED = {
         Mutant(
             "a failed wake keeps the handles that it created",
             "pool/relocate/page_sleep.hpp",
-            "      copy_.abandon();\n      (void)release(growing);\n",
-            "      copy_.abandon();\n",
+            "        (void)release(growing);\n",
+            "",
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(
             "a failed wake drops the contents",
             "pool/relocate/page_sleep.hpp",
-            "      copy_.abandon();\n      (void)release(growing);\n",
-            "      copy_.abandon();\n      (void)release(growing);\n      forget(growing);\n",
+            "        (void)release(growing);\n",
+            "        (void)release(growing);\n        forget(growing);\n",
             finder="tests/raii/sleep.cpp",
+        ),
+        Mutant(
+            "a failed wake forgets handles whose pin has ended",
+            "pool/relocate/page_sleep.hpp",
+            "    if (keeps_handles_) {\n      unmap_homes();",
+            "    if (keeps_handles_) {\n      map_.keep_pinned();\n      unmap_homes();",
+            finder="tests/raii/sleep.cpp",
+        ),
+        Mutant(
+            "a failed wake destroys handles that copies may still write",
+            "pool/relocate/page_sleep.hpp",
+            "      if (copy_.abandon()) {",
+            "      if (copy_.abandon() || true) {",
+            finder="tests/raii/sleep.cpp",
+        ),
+        Mutant(
+            "compact destroys handles that copies may still write",
+            "pool/relocate/page_compact.hpp",
+            "if (is_unmapped || finish_stream(source_.driver(), stream)) {",
+            "if (is_unmapped || finish_stream(source_.driver(), stream) || true) {",
+            finder="tests/raii/compact.cpp",
+        ),
+        Mutant(
+            "a buffer that ends while its pool sleeps unmaps what is not mapped",
+            "pool/pages/growing_views.hpp",
+            "if (table_.is_mapped(slot))",
+            "if (slot.handle != 0 && map_[slot.handle].state == backing::mapped)",
+            finder="tests/raii/growing_buffer.cpp",
         ),
         Mutant(
             "views that a sleep has unmapped are unmapped once more at the end",
@@ -3004,7 +3046,7 @@ PLANTED = {
         Mutant(
             "an import is unmapped while work uses it",
             "sharing/imported_block.hpp",
-            "if (mapped_ != 0 && is_capture_error(wait_past_captures(driver_))) return;",
+            "if (mapped_ != 0 && may_run(wait_past_captures(driver_))) return;",
             "",
             finder="tests/sharing/sharing.cpp",
         ),

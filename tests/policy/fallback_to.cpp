@@ -105,3 +105,28 @@ TEST_CASE("fallback_to waits in deallocate after record_stream of a block that n
   memory.deallocate(a, big, 4_MiB);
   CHECK(machine.calls()[driver_call::synchronize_device] == 1);
 }
+
+TEST_CASE("fallback_to keeps a block whose uses it could not wait for", "[policy][fallback_to]") {
+  sim_machine const machine;
+  {
+    fault_plan const plan;
+    faulty<sim_driver> const driver{machine.driver(), plan};
+    auto memory = basic_pages<faulty<sim_driver>>{driver} | limited{4_MiB} | pooled{} |
+                  fallback_to{basic_managed<faulty<sim_driver>>{driver}};
+    tarn_test::test_stream const a(machine.driver());
+    tarn_test::test_stream const b(machine.driver());
+    void* const big = memory.allocate(a, 4_MiB);
+    void* const p = memory.allocate(a, 2_MiB);
+    REQUIRE(memory->fallback_blocks() == 1);
+    memory.record_stream(p, 2_MiB, b);
+    plan.fail(driver_call::synchronize_device, 1);
+    plan.fail(driver_call::synchronize_device, 2);
+    memory.deallocate(a, p, 2_MiB);
+    CHECK(memory->fallback_blocks() == 1);
+    memory.deallocate(a, memory.allocate(a, 1_MiB), 1_MiB);  // the wait fails again
+    CHECK(memory->fallback_blocks() == 1);
+    memory.deallocate(a, big, 4_MiB);
+    CHECK(memory->fallback_blocks() == 0);
+  }
+  CHECK(machine.leaks().blocks == 0);
+}

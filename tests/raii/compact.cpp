@@ -318,6 +318,33 @@ TEST_CASE("compact puts the pool to sleep if two maps in a row fail, and wake ma
   CHECK(slept > 10);
 }
 
+TEST_CASE("compact leaves alone what its copies may still write", "[raii][compact][pages]") {
+  sim_options o = small_machine();
+  o.checks = sim_checks::stream_order;
+  sim_machine const machine(o);
+  {
+    fault_plan const plan;
+    auto memory =
+        basic_pages<faulty<sim_driver>>{faulty<sim_driver>{machine.driver(0), plan}} | large_handles;
+    kept_blocks held(memory, 0);
+    held.free(held.get(64_MiB));
+    std::vector<unsigned char*> all;
+    for (int i = 0; i < 8; ++i) all.push_back(held.get(8_MiB));
+    for (std::size_t i = 0; i < 8; i += 2) held.free(all[i]);
+    (void)machine.driver(0).synchronize_device();
+    for (driver_call const call : {driver_call::synchronize_stream, driver_call::synchronize_device}) {
+      for (unsigned nth = 1; nth <= 2; ++nth) plan.fail(call, nth);
+    }
+    CHECK_THROWS_AS(compact(memory), cuda_error);
+    plan.disarm();
+    CHECK(machine.findings().empty());
+    CHECK(held.intact());
+    (void)compact(memory);
+    CHECK(held.intact());
+  }
+  CHECK(machine.leaks().handles != 0);  // the new handles, which are never given back
+}
+
 TEST_CASE("free memory before a hole that compact made is extended into it", "[raii][compact][pages]") {
   sim_machine const machine(small_machine(44_MiB));
   auto memory = sim_pages{machine.driver(0)} | pooled{.remap = remapping::off, .largest_handle = 16_MiB};

@@ -3,12 +3,15 @@
 
 #include "tarn/raii/sleep.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -30,6 +33,7 @@
 #include "tarn/report/memory_stats.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/take_snapshot.hpp"
+#include "tarn/sharing/page_pin.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/transfer/with_oom_retry.hpp"
 
@@ -546,6 +550,50 @@ TEST_CASE("each place is unmapped once where the driver does not report what sle
     CHECK((memory->state().reserved == 0) == trims);
   }
   CHECK(plan.calls(driver_call::unmap_pages) - before == mapped);
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("a pool wakes at the second try where a pin ended while it slept", "[raii][sleep][pages]") {
+  sim_machine const machine(small_machine());
+  {
+    fault_plan const plan;
+    auto memory = faulty_pages{faulty<sim_driver>{machine.driver(0), plan}} | limited{24_MiB} | pooled{};
+    kept_blocks held(memory, 8);
+    REQUIRE(memory->state().remaps > 0);
+    std::optional<page_pin<decltype(memory)>> pin(std::in_place, memory, held[4], 2_MiB);  // of a view
+    fail_waits(plan);
+    (void)sleep(memory);
+    plan.disarm();
+    pin.reset();
+    plan.fail(driver_call::map_pages, 1);
+    CHECK_THROWS_AS(wake(memory), cuda_error);
+    plan.disarm();
+    (void)wake(memory);
+    CHECK(held.intact());
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("a wake that fails keeps mapped what its copies may still write", "[raii][sleep][pages]") {
+  sim_options o = small_machine();
+  o.checks = sim_checks::stream_order;
+  sim_machine const machine(o);
+  {
+    fault_plan const plan;
+    auto memory = faulty_pages{faulty<sim_driver>{machine.driver(0), plan}} | pooled{};
+    auto* const p = static_cast<unsigned char*>(memory.allocate(stream_ref{}, 64_MiB));
+    std::memset(p, 7, 64_MiB);
+    (void)sleep(memory);
+    fail_waits(plan);
+    CHECK_THROWS_AS(wake(memory), cuda_error);
+    CHECK(is_asleep(memory));
+    memory.empty_cache();
+    plan.disarm();
+    CHECK(machine.findings().empty());
+    (void)wake(memory);
+    CHECK(std::all_of(p, p + 64_MiB, [](unsigned char byte) { return byte == 7; }));
+    memory.deallocate(stream_ref{}, p, 64_MiB);
+  }
   CHECK(machine.leaks().total() == 0);
 }
 

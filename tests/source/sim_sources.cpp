@@ -11,10 +11,12 @@
 #include "contract/page_source_contract.hpp"
 #include "contract/resource_contract.hpp"
 #include "contract/unique_pages.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/policy/accessible_from.hpp"
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/raii/stream.hpp"
 
 using namespace tarn;
 using namespace tarn_test;
@@ -404,4 +406,23 @@ TEST_CASE("operator== of simulated sources is false on different devices", "[sou
   CHECK(sim_malloc(machine.driver(0)) == sim_malloc(machine.driver(0)));
   CHECK(!(sim_malloc(machine.driver(0)) == sim_malloc(machine.driver(1))));
   CHECK(!(sim_pages(machine.driver(0)) == sim_pages(machine.driver(1))));
+}
+
+TEST_CASE("a block of a destroyed stream is not given back while its work may run",
+          "[source][memory_pools]") {
+  bool const fails = GENERATE(true, false);
+  sim_machine const machine = small_machine();
+  fault_plan const plan;
+  basic_async<faulty<sim_driver>> memory(faulty<sim_driver>{machine.driver(), plan});
+  stream_ref gone;
+  void* p = nullptr;
+  {
+    basic_stream<sim_driver> const stream(machine.driver());
+    gone = stream;
+    p = memory.allocate(gone, 2_MiB);
+  }
+  if (fails) plan.fail(driver_call::synchronize_device, 1);
+  memory.deallocate(gone, p, 2_MiB);
+  CHECK(plan.failed() == (fails ? 1U : 0U));
+  CHECK(machine.leaks().blocks == (fails ? 1U : 0U));
 }

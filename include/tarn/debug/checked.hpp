@@ -206,7 +206,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
     // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later
     // are not checked.
-    if (detail::is_capture_error(detail::wait_for_all_work(driver()))) return 0;
+    if (detail::may_run(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t found = 0;
     for (detail::block_record const& b : all) {
@@ -380,7 +380,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   /// Waits for the uses of other streams; returns false if a capture forbids it.
   [[nodiscard]] bool wait_for_uses() const noexcept {
-    return !detail::is_capture_error(detail::wait_for_all_work(driver()));
+    return !detail::may_run(detail::wait_for_all_work(driver()));
   }
   void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
     if (!is_intact(b)) return;

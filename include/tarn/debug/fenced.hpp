@@ -111,7 +111,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     }
     // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are
     // not candidates.
-    if (detail::is_capture_error(detail::wait_for_all_work(driver()))) return 0;
+    if (detail::may_run(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t broken = 0;
     for (candidate const& c : all) {

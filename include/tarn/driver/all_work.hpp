@@ -107,6 +107,12 @@ status wait_for_all_work(Driver const& driver) noexcept {
   return result;
 }
 
+/// Whether work that was to be waited for may still run, since the wait failed: what it uses must not be
+/// freed or accessed. Once the driver has unloaded no work runs.
+[[nodiscard]] constexpr bool may_run(status const& waited) noexcept {
+  return !waited.ok() && waited.kind != failure::unloading;
+}
+
 /// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if
 /// one is open still, or if the caller's own thread may have it open.
 template <class Driver>
@@ -126,15 +132,23 @@ status wait_for_stream(Driver const& driver, stream_ref stream) noexcept {
   if (!s.ok()) (void)wait_past_captures(driver);
   return s;
 }
+/// The same; returns whether that work is complete.
+template <stream_driver Driver>
+[[nodiscard]] bool finish_stream(Driver const& driver, stream_ref stream) noexcept {
+  return driver.synchronize_stream(stream).ok() || wait_past_captures(driver).ok();
+}
 /// Waits on the host for the work of a stream on which a block is freed; it may be destroyed. A default
 /// stream of memory that the host can access is that of each device in use. Does not wait while the stream is
-/// captured, and returns a capture's refusal then and where a capture forbids to wait.
+/// captured, and returns a capture's refusal then and where a capture forbids to wait. If the stream cannot
+/// be synchronised, waits for all work.
 template <stream_driver Driver>
 [[nodiscard]] status wait_for_last_use(Driver const& driver, stream_ref stream,
                                        default_streams which) noexcept {
   if (life_of(driver, stream) != stream_life::alive) return wait_past_captures(driver);
   auto const wait = [](Driver const& there, stream_ref on) noexcept {
-    return is_capturing(there, on) ? refused_for_capture("synchronize_stream") : there.synchronize_stream(on);
+    if (is_capturing(there, on)) return refused_for_capture("synchronize_stream");
+    status const s = there.synchronize_stream(on);
+    return may_run(s) ? wait_past_captures(there) : s;
   };
   if (which != default_streams::of_current_device || !is_default_stream(stream)) return wait(driver, stream);
   if constexpr (multi_device_driver<Driver>) driver.devices_of_streams().use(driver.named_device());
@@ -157,23 +171,23 @@ status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   return wait_for_all_work(driver);
 }
 /// Calls give(stream) with a temporary stream that is ordered behind all work of each device in use: for a
-/// block whose stream may be destroyed. While this thread's capture forbids that, the block stays; so it does
-/// once the driver has unloaded.
+/// block whose stream may be destroyed. Where that fails, as while this thread's capture forbids it, the
+/// block is never given back; nor is it once the driver has unloaded.
 template <stream_driver Driver, class Give>
 status free_behind_lost(Driver const& driver, Give const& give) noexcept {
   own_stream const own(driver);
   status s = order_behind_lost(driver, own.get());
   if (is_capture_error(s)) s = wait_past_captures(driver);
-  return is_capture_error(s) || s.kind == failure::unloading ? s : give(own.get());
+  return s.ok() ? give(own.get()) : s;
 }
 /// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be
-/// destroyed or that of any device, the default stream after waiting for the work on it. Returns false if a
-/// capture forbids to wait: the memory must not be accessed.
+/// destroyed or that of any device, the default stream after waiting for the work on it. Returns false if
+/// that work may still run, as where a capture forbids to wait: the memory must not be accessed.
 template <stream_driver Driver>
 [[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream, default_streams which) noexcept {
   if (life_of(driver, stream) == stream_life::alive && !is_of_any_device(driver, stream, which)) return true;
   stream = {};
-  return !is_capture_error(wait_for_all_work(driver));
+  return !may_run(wait_for_all_work(driver));
 }
 
 }  // namespace TARN_NAMESPACE::detail

@@ -59,8 +59,8 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
       : base(std::move(upstream)), other_(std::move(options.other)) {}
-  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, that block is
-  /// never given back.
+  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, or the wait for
+  /// the device fails, that block is never given back.
   ~fallback_layer() {
     if (deferred_count_.load(std::memory_order_relaxed) != 0)
       free_deferred(detail::wait_past_captures<typename base::driver_type>);
@@ -84,9 +84,9 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    // Waits for the device if record_stream() named a block that no pool defers. If a capture forbids that,
-    // the block is deferred here.
-    if (used_.erase(p) && detail::is_capture_error(detail::wait_for_all_work(driver()))) [[unlikely]]
+    // Waits for the device if record_stream() named a block that no pool defers. If that fails, as while a
+    // capture forbids it, the block is deferred here.
+    if (used_.erase(p) && detail::may_run(detail::wait_for_all_work(driver()))) [[unlikely]]
       return defer(r, p);
     if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
       free_deferred(detail::wait_for_all_work<typename base::driver_type>);
@@ -133,7 +133,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     }
   }
 
-  /// A block whose uses on other streams could not be waited for when it was freed: a capture forbade it.
+  /// A block whose uses on other streams could not be waited for when it was freed.
   struct deferred_block {
     request freed;
     void* p = nullptr;
@@ -163,7 +163,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
       blocks.swap(deferred_);
       deferred_count_.store(0, std::memory_order_relaxed);
     }
-    bool const may_not = detail::is_capture_error(wait(driver()));
+    bool const may_not = detail::may_run(wait(driver()));
     for (deferred_block const& b : blocks) {
       if (may_not) {
         defer(b.freed, b.p);

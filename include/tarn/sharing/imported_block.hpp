@@ -46,7 +46,7 @@ class imported_mapping {
   /// nothing.
   ~imported_mapping() {
     if (range_ == nullptr || !process_.is_this()) return;
-    if (mapped_ != 0 && is_capture_error(wait_past_captures(driver_))) return;
+    if (mapped_ != 0 && may_run(wait_past_captures(driver_))) return;
     std::size_t at = 0;
     for (std::size_t i = 0; i < mapped_; at += sizes_[i], ++i) (void)driver_.unmap_pages(data(at), sizes_[i]);
     (void)driver_.release_range(range_, bytes_);

@@ -122,8 +122,9 @@ class block_source {
   }
   /// Frees a block once the earlier work on `stream` is done. Does nothing for null, nor at process exit
   /// after the driver has unloaded. While `stream` is being captured into a graph it does not wait, since
-  /// that would end the capture: the graph must not use the block. Where a capture forbids to wait and the
-  /// driver's own call does not wait either, as to unregister memory, the block is never given back.
+  /// that would end the capture: the graph must not use the block. Where the wait fails, as
+  /// while a capture forbids it, and the driver's own call does not wait either, as to unregister memory, the
+  /// block is never given back.
   void deallocate(stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
@@ -141,7 +142,7 @@ class block_source {
     } else {
       status const waited = detail::wait_for_last_use(driver_, stream, named_as);
       if (waited.kind == failure::unloading) return;
-      if (gives_at_once && detail::is_capture_error(waited)) return;
+      if (gives_at_once && detail::may_run(waited)) return;
       (void)calls_.give(driver_, p, taken, alignment);
     }
   }

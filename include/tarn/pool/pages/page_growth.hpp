@@ -217,7 +217,7 @@ class page_growth {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes != 0) (void)destroy_handle(source_, counters_, addresses_, growing, map_, h);
     }
-    source_.unreserve(reserved_, map_.bytes() + map_.granularity());
+    if (!compact_.keeps_addresses()) source_.unreserve(reserved_, map_.bytes() + map_.granularity());
   }
 
  private:

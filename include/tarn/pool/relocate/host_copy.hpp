@@ -67,7 +67,7 @@ class host_copy {
       done_ = marks_[i].position;
       return true;
     }
-    if (!wait_for_stream()) return false;
+    if (!finish_stream(driver_, stream_->get())) return false;
     done_ = bytes_;
     return true;
   }
@@ -78,10 +78,12 @@ class host_copy {
       throw cuda_error(s, driver_.device().value);
     end();
   }
-  /// Waits for the copies that were enqueued before an error, as end().
-  void abandon() noexcept {
-    if (stream_.get() != nullptr) (void)wait_for_stream();
+  /// Waits for the copies that were enqueued before an error, as end(). Returns false if the driver does not
+  /// report that they are complete.
+  bool abandon() noexcept {
+    bool const done = stream_.get() == nullptr || finish_stream(driver_, stream_->get());
     end();
+    return done;
   }
   /// Frees what the copies needed. They are complete, or the driver does not report it.
   void end() noexcept {
@@ -90,7 +92,7 @@ class host_copy {
   }
   /// Frees all memory, after abandon().
   void close() noexcept {
-    abandon();
+    (void)abandon();
     while (!chunks_.empty()) drop_chunk();
   }
 
@@ -135,9 +137,6 @@ class host_copy {
     if (driver_.record_event(m.event, stream_->get()).ok()) return;
     (void)driver_.destroy_event(m.event);
     --mark_count_;
-  }
-  [[nodiscard]] bool wait_for_stream() const noexcept {
-    return driver_.synchronize_stream(stream_->get()).ok() || wait_past_captures(driver_).ok();
   }
 
   /// Calls f(pinned memory, bytes) for each chunk's part of [position, position + bytes).

@@ -56,6 +56,9 @@ class page_compact {
   /// Whether compact() left a handle that is mapped nowhere; the next call returns false.
   [[nodiscard]] bool take_unmapped() noexcept { return detail::exchange(has_unmapped_, false); }
 
+  /// Whether handles of copies that may run are mapped at addresses of the pool for good.
+  [[nodiscard]] bool keeps_addresses() const noexcept { return keeps_addresses_; }
+
   /// Number of contiguous stretches of kept bytes of the common part, counted by handle. O(ranges)
   [[nodiscard]] std::size_t stretches(arena const& a) const {
     std::size_t count = 0;
@@ -112,7 +115,7 @@ class page_compact {
       replace(growing, stream, old, parts, places, temporary);
     } catch (...) {
       for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
-      addresses_.put(a, region);
+      if (!copies_may_run_) addresses_.put(a, region);
       if (has_unmapped_) map_.set(h, old.id, backing::unmapped);
       throw;
     }
@@ -130,10 +133,12 @@ class page_compact {
     }
   }
 
-  /// The driver calls of one handle: all or nothing, or has_unmapped_.
+  /// The driver calls of one handle: all or nothing, or has_unmapped_. Where the driver does not report the
+  /// end of the copies after a failure, their handles and addresses are never given back.
   void replace(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
                sequence<std::uintptr_t> const& places, std::uintptr_t temporary) {
     bool is_unmapped = false;
+    copies_may_run_ = false;
     try {
       std::uintptr_t at = temporary;
       for (part& p : parts) {
@@ -160,7 +165,11 @@ class page_compact {
         }
       }
     } catch (...) {
-      undo(growing, stream, old, parts, places, temporary);
+      if (is_unmapped || finish_stream(source_.driver(), stream)) {
+        undo(growing, old, parts, places, temporary);
+      } else {
+        copies_may_run_ = keeps_addresses_ = true;
+      }
       if (is_unmapped) has_unmapped_ = !map_again(old, places);
       throw;
     }
@@ -168,10 +177,9 @@ class page_compact {
     counters_.release(growing, old.home, old.bytes, addresses_.zone_at(old.home));
   }
 
-  /// After a failure: the new handles are unmapped and destroyed.
-  void undo(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
+  /// After a failure: the new handles are unmapped and destroyed. No copy uses them.
+  void undo(growth_lock const& growing, physical const& old, sequence<part>& parts,
             sequence<std::uintptr_t> const& places, std::uintptr_t temporary) noexcept {
-    (void)wait_for_stream(source_.driver(), stream);
     unmap_temporary(parts, temporary);
     for (part const& p : parts) {
       for (std::size_t i = 0; i < p.places; ++i) unmap(places[i] + p.offset, p.bytes);
@@ -279,6 +287,8 @@ class page_compact {
   address_space& addresses_;
   view_table<Source>& views_;
   bool has_unmapped_ = false;
+  bool copies_may_run_ = false;  ///< of the last replace(), to its new handles
+  bool keeps_addresses_ = false;
 };
 
 }  // namespace TARN_NAMESPACE::detail

@@ -7,8 +7,8 @@
 //   sleep  save()     enqueues the copies of kept contents to the host
 //          release()  unmaps the views; for each handle, waits for its copy, unmaps its home and destroys it
 //   wake   restore()  for each handle, creates it, maps its home and enqueues the copy back; maps the views;
-//                     waits for the copies
-//          keep()     frees the copy on the host; or release() again, which leaves the copy as it was
+//                     waits for the copies. If a step fails, release() again, which leaves the copy as it was
+//          keep()     frees the copy on the host
 //
 // If compact() can map a handle neither new nor old, unmap() leaves all handles created and maps none:
 // restore() maps them.
@@ -76,11 +76,11 @@ class page_sleep {
   /// kept stay so. If the driver does not report that a copy is complete, its handle and the later ones stay
   /// mapped.
   std::size_t release(growth_lock const& growing) noexcept {
+    views_.unmap_all();
     if (keeps_handles_) {
-      unmap(growing);
+      unmap_homes();
       return 0;
     }
-    views_.unmap_all();
     std::size_t given = 0;
     std::size_t next = 0;  // in saved_, which is in the order of handles
     bool are_saved = true;
@@ -201,8 +201,12 @@ class page_sleep {
       views_.map_all();
       copy_.finish();
     } catch (...) {
-      copy_.abandon();
-      (void)release(growing);
+      if (copy_.abandon()) {
+        (void)release(growing);
+      } else {  // copies may still write to the handles
+        views_.unmap_all();
+        copies_may_run_ = keeps_handles_ = true;
+      }
       throw;
     }
   }
@@ -238,9 +242,9 @@ class page_sleep {
   view_table<Source>& views_;
   host_copy<driver_type> copy_;
   sequence<stretch> saved_;  ///< by handle; empty unless contents are kept on the host
-  /// asleep, and copies from handles that are still mapped may not be complete
+  /// asleep, and copies from or to handles that are still mapped may not be complete
   bool copies_may_run_ = false;
-  bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
+  bool keeps_handles_ = false;  ///< asleep, and handles are kept: their contents, or copies that may run
 };
 
 }  // namespace TARN_NAMESPACE::detail

@@ -206,7 +206,7 @@ class tool_regions {
   /// destroyed, its handle is not queried: waits for the whole device's work.
   void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
     if (life_of(driver_, stream) != stream_life::alive) {
-      if (is_capture_error(wait_for_all_work(driver_))) leave(p, bytes);
+      if (may_run(wait_for_all_work(driver_))) leave(p, bytes);
       return;
     }
     bool capturing = false;
