@@ -2834,6 +2834,13 @@ PLANTED = {
             finder="tests/raii/compact.cpp",
         ),
         Mutant(
+            "copies of a compaction that may run are forgotten",
+            "pool/relocate/page_compact.hpp",
+            "        sleep_.note_running_copies(growing);\n",
+            "",
+            finder="tests/pool/mixed_abilities.cpp",
+        ),
+        Mutant(
             "a buffer that ends while its pool sleeps unmaps what is not mapped",
             "pool/pages/growing_views.hpp",
             "if (table_.is_mapped(slot))",
@@ -2913,8 +2920,8 @@ PLANTED = {
         Mutant(
             "wake maps and destroys handles before the copies of sleep are over",
             "pool/pages/page_growth.hpp",
-            "    must_succeed(source_.driver(), sleep_.finish_copies(growing, hot));\n",
-            "",
+            "    must_succeed(source_.driver(), sleep_.finish_copies(growing, hot));\n    if (map_.is_set_up())",
+            "    if (map_.is_set_up())",
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(

@@ -50,7 +50,7 @@ class page_growth {
         views_(table_, map_, addresses_),
         growing_(table_, map_, addresses_, views_, source.driver().device().value),
         sleep_(source_, counters_, map_, addresses_, table_),
-        compact_(source_, counters_, map_, addresses_, table_),
+        compact_(source_, counters_, map_, addresses_, table_, sleep_),
         segments_(map_, table_) {}
 
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
@@ -184,6 +184,7 @@ class page_growth {
   /// `stream`. See page_compact.
   std::size_t compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream) {
     moving const now(*this);
+    must_succeed(source_.driver(), sleep_.finish_copies(growing, hot));
     compact_.compact(growing, a, hot, stream);
     return compact_.stretches(a);
   }

@@ -27,6 +27,7 @@
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/view_table.hpp"
 #include "tarn/pool/relocate/kept_ranges.hpp"
+#include "tarn/pool/relocate/page_sleep.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
@@ -35,21 +36,21 @@ template <page_source Source>
 class page_compact {
  public:
   page_compact(Source& source, growth_counters& counters, page_map& map, address_space& space,
-               view_table<Source>& views)
-      : source_(source), counters_(counters), map_(map), addresses_(space), views_(views) {}
+               view_table<Source>& views, page_sleep<Source>& sleep)
+      : source_(source), counters_(counters), map_(map), addresses_(space), views_(views), sleep_(sleep) {}
 
   /// Gives back all granules without live bytes whose work is complete. A handle for which the driver has no
   /// memory or no addresses left stays as it is.
   /// @throws cuda_error, std::bad_alloc  contents and addresses are kept; handles done before stay compacted
-  /// @throws out_of_memory               only if take_unmapped(): the driver could not map a handle that it
-  /// had unmapped
+  /// @throws out_of_memory               only if the driver could not map a handle that it had unmapped, or
+  /// does not report the end of copies
   void compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream) {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes == 0 || map_[h].pins != 0) continue;
       try {
         compact(growing, a, hot, stream, h);
       } catch (out_of_memory const&) {
-        if (has_unmapped_) throw;
+        if (has_unmapped_ || sleep_.copies_may_run()) throw;
       }
     }
   }
@@ -115,7 +116,7 @@ class page_compact {
       replace(growing, stream, old, parts, places, temporary);
     } catch (...) {
       for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
-      if (!copies_may_run_) addresses_.put(a, region);
+      if (!sleep_.copies_may_run()) addresses_.put(a, region);
       if (has_unmapped_) map_.set(h, old.id, backing::unmapped);
       throw;
     }
@@ -138,7 +139,6 @@ class page_compact {
   void replace(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
                sequence<std::uintptr_t> const& places, std::uintptr_t temporary) {
     bool is_unmapped = false;
-    copies_may_run_ = false;
     try {
       std::uintptr_t at = temporary;
       for (part& p : parts) {
@@ -168,7 +168,8 @@ class page_compact {
       if (is_unmapped || finish_stream(source_.driver(), stream)) {
         undo(growing, old, parts, places, temporary);
       } else {
-        copies_may_run_ = keeps_addresses_ = true;
+        sleep_.note_running_copies(growing);
+        keeps_addresses_ = true;
       }
       if (is_unmapped) has_unmapped_ = !map_again(old, places);
       throw;
@@ -286,8 +287,8 @@ class page_compact {
   page_map& map_;
   address_space& addresses_;
   view_table<Source>& views_;
+  page_sleep<Source>& sleep_;
   bool has_unmapped_ = false;
-  bool copies_may_run_ = false;  ///< of the last replace(), to its new handles
   bool keeps_addresses_ = false;
 };
 

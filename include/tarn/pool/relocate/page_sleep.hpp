@@ -57,7 +57,8 @@ class page_sleep {
   /// memory until wake() returns.
   /// @throws out_of_memory               pinned memory is lacking; nothing has changed
   /// @throws cuda_error, std::bad_alloc  nothing has changed
-  void save(growth_lock const&, arena const& a, may_release hot, contents const where) {
+  void save(growth_lock const& growing, arena const& a, may_release hot, contents const where) {
+    must_succeed(source_.driver(), finish_copies(growing, hot));
     sequence<stretch> found;
     std::size_t kept = 0;
     map_.keep_pinned();
@@ -134,6 +135,9 @@ class page_sleep {
     return sum;
   }
 
+  /// Copies of a compaction may run.
+  void note_running_copies(growth_lock const&) noexcept { copies_may_run_ = true; }
+  [[nodiscard]] bool copies_may_run() const noexcept { return copies_may_run_; }
   /// Waits for copies that the driver did not report as complete when it was asked last.
   status finish_copies(growth_lock const&) noexcept {
     if (!copies_may_run_) return {};
@@ -242,7 +246,7 @@ class page_sleep {
   view_table<Source>& views_;
   host_copy<driver_type> copy_;
   sequence<stretch> saved_;  ///< by handle; empty unless contents are kept on the host
-  /// asleep, and copies from or to handles that are still mapped may not be complete
+  /// copies from or to handles that are mapped may not be complete
   bool copies_may_run_ = false;
   bool keeps_handles_ = false;  ///< asleep, and handles are kept: their contents, or copies that may run
 };
