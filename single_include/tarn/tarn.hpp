@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_aaa35847
+#define TARN_NAMESPACE tarn::inline v0_2_0_bbeee899
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3092,10 +3092,11 @@ status wait_for_stream(Driver const& driver, stream_ref stream) noexcept {
   if (!s.ok()) (void)wait_past_captures(driver);
   return s;
 }
-/// The same; returns whether that work is complete.
+/// The same; returns the failure of the last wait, and success if one succeeded.
 template <stream_driver Driver>
-[[nodiscard]] bool finish_stream(Driver const& driver, stream_ref stream) noexcept {
-  return driver.synchronize_stream(stream).ok() || wait_past_captures(driver).ok();
+[[nodiscard]] status finish_stream(Driver const& driver, stream_ref stream) noexcept {
+  status const s = driver.synchronize_stream(stream);
+  return may_run(s) ? wait_past_captures(driver) : s;
 }
 /// Waits on the host for the work of a stream on which a block is freed; it may be destroyed. A default
 /// stream of memory that the host can access is that of each device in use. Does not wait while the stream is
@@ -3106,9 +3107,7 @@ template <stream_driver Driver>
                                        default_streams which) noexcept {
   if (life_of(driver, stream) != stream_life::alive) return wait_past_captures(driver);
   auto const wait = [](Driver const& there, stream_ref on) noexcept {
-    if (is_capturing(there, on)) return refused_for_capture("synchronize_stream");
-    status const s = there.synchronize_stream(on);
-    return may_run(s) ? wait_past_captures(there) : s;
+    return is_capturing(there, on) ? refused_for_capture("synchronize_stream") : finish_stream(there, on);
   };
   if (which != default_streams::of_current_device || !is_default_stream(stream)) return wait(driver, stream);
   if constexpr (multi_device_driver<Driver>) driver.devices_of_streams().use(driver.named_device());
@@ -18076,7 +18075,7 @@ class host_copy {
       done_ = marks_[i].position;
       return true;
     }
-    if (!finish_stream(driver_, stream_->get())) return false;
+    if (!finish_stream(driver_, stream_->get()).ok()) return false;
     done_ = bytes_;
     return true;
   }
@@ -18090,7 +18089,7 @@ class host_copy {
   /// Waits for the copies that were enqueued before an error, as end(). Returns false if the driver does not
   /// report that they are complete.
   bool abandon() noexcept {
-    bool const done = stream_.get() == nullptr || finish_stream(driver_, stream_->get());
+    bool const done = stream_.get() == nullptr || finish_stream(driver_, stream_->get()).ok();
     end();
     return done;
   }
@@ -18544,7 +18543,7 @@ class page_compact {
         }
       }
     } catch (...) {
-      if (is_unmapped || finish_stream(source_.driver(), stream)) {
+      if (is_unmapped || finish_stream(source_.driver(), stream).ok()) {
         undo(growing, old, parts, places, temporary);
       } else {
         sleep_.note_running_copies(growing);

@@ -306,6 +306,14 @@ class program {
   std::vector<std::unique_ptr<graph_memory<Memory>>> graphs_;
 };
 
+sim_options small_device() {
+  sim_options o;
+  o.capacity = 200_MiB;
+  o.taken = 0;
+  o.backing = sim_backing::address_only;
+  return o;
+}
+
 }  // namespace
 
 TEST_CASE("a pool serves what it says that it can while its abilities are mixed",
@@ -316,10 +324,7 @@ TEST_CASE("a pool serves what it says that it can while its abilities are mixed"
   unsigned const seed = GENERATE(range(1U, 151U));
 #endif
   INFO("seed " << seed);
-  sim_options o;
-  o.capacity = 200_MiB;
-  o.taken = 0;
-  o.backing = sim_backing::address_only;
+  sim_options o = small_device();
   abilities has;
   auto const run = [&](auto const& make, std::size_t margin = 0) {
     sim_machine machine{o};
@@ -371,10 +376,7 @@ TEST_CASE("a pool keeps memory and counts it while driver calls fail and its abi
   unsigned const seed = GENERATE(range(1U, 301U));
 #endif
   INFO("seed " << seed);
-  sim_options o;
-  o.capacity = 200_MiB;
-  o.taken = 0;
-  o.backing = sim_backing::address_only;
+  sim_options o = small_device();
   o.checks = sim_checks::stream_order;
   sim_machine machine{o};
   fault_plan const plan;

@@ -332,9 +332,7 @@ TEST_CASE("compact leaves alone what its copies may still write", "[raii][compac
     for (int i = 0; i < 8; ++i) all.push_back(held.get(8_MiB));
     for (std::size_t i = 0; i < 8; i += 2) held.free(all[i]);
     (void)machine.driver(0).synchronize_device();
-    for (driver_call const call : {driver_call::synchronize_stream, driver_call::synchronize_device}) {
-      for (unsigned nth = 1; nth <= 2; ++nth) plan.fail(call, nth);
-    }
+    tarn_test::fail_waits(plan);
     CHECK_THROWS_AS(compact(memory), cuda_error);
     plan.disarm();
     CHECK(machine.findings().empty());

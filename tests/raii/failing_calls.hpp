@@ -44,4 +44,12 @@ inline constexpr std::uint64_t next_failing = 3;
 inline constexpr std::uint64_t next_failing = 1;
 #endif
 
+/// The driver does not report that copies are complete.
+inline void fail_waits(tarn::fault_plan const& plan) {
+  for (driver_call const call :
+       {driver_call::synchronize_event, driver_call::synchronize_stream, driver_call::synchronize_device}) {
+    for (unsigned nth = 1; nth <= 8; ++nth) plan.fail(call, nth);
+  }
+}
+
 }  // namespace tarn_test

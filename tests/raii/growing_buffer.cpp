@@ -18,6 +18,7 @@
 #include "catch.hpp"
 #include "driver/calling_driver.hpp"
 #include "driver/faulty.hpp"
+#include "raii/failing_calls.hpp"
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/poisoned.hpp"
 #include "tarn/debug/with_history.hpp"
@@ -200,10 +201,7 @@ TEST_CASE("a growing buffer that ends while its pool sleeps unmaps each place on
   std::memset(p, 5, 2_MiB);
   memory.deallocate(stream_ref{}, memory.allocate(stream_ref{}, 3_MiB), 3_MiB);
   (void)memory.trim(0);
-  for (driver_call const call : {driver_call::synchronize_event, driver_call::synchronize_stream,
-                                 driver_call::synchronize_device}) {  // its copy is not reported complete
-    for (unsigned nth = 1; nth <= 8; ++nth) plan.fail(call, nth);
-  }
+  tarn_test::fail_waits(plan);
   (void)sleep(memory);
   plan.disarm();
   REQUIRE(is_asleep(memory));

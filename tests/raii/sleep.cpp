@@ -38,6 +38,7 @@
 #include "tarn/transfer/with_oom_retry.hpp"
 
 using namespace tarn;
+using tarn_test::fail_waits;
 using tarn_test::failing_call;
 using tarn_test::failing_calls;
 using tarn_test::kept_blocks;
@@ -54,14 +55,6 @@ sim_options small_machine() {
   o.capacity = 512_MiB;
   o.taken = 0;
   return o;
-}
-
-/// The driver does not report that copies are complete.
-void fail_waits(fault_plan const& plan) {
-  for (driver_call const call :
-       {driver_call::synchronize_event, driver_call::synchronize_stream, driver_call::synchronize_device}) {
-    for (unsigned nth = 1; nth <= 8; ++nth) plan.fail(call, nth);
-  }
 }
 
 }  // namespace

@@ -132,10 +132,11 @@ status wait_for_stream(Driver const& driver, stream_ref stream) noexcept {
   if (!s.ok()) (void)wait_past_captures(driver);
   return s;
 }
-/// The same; returns whether that work is complete.
+/// The same; returns the failure of the last wait, and success if one succeeded.
 template <stream_driver Driver>
-[[nodiscard]] bool finish_stream(Driver const& driver, stream_ref stream) noexcept {
-  return driver.synchronize_stream(stream).ok() || wait_past_captures(driver).ok();
+[[nodiscard]] status finish_stream(Driver const& driver, stream_ref stream) noexcept {
+  status const s = driver.synchronize_stream(stream);
+  return may_run(s) ? wait_past_captures(driver) : s;
 }
 /// Waits on the host for the work of a stream on which a block is freed; it may be destroyed. A default
 /// stream of memory that the host can access is that of each device in use. Does not wait while the stream is
@@ -146,9 +147,7 @@ template <stream_driver Driver>
                                        default_streams which) noexcept {
   if (life_of(driver, stream) != stream_life::alive) return wait_past_captures(driver);
   auto const wait = [](Driver const& there, stream_ref on) noexcept {
-    if (is_capturing(there, on)) return refused_for_capture("synchronize_stream");
-    status const s = there.synchronize_stream(on);
-    return may_run(s) ? wait_past_captures(there) : s;
+    return is_capturing(there, on) ? refused_for_capture("synchronize_stream") : finish_stream(there, on);
   };
   if (which != default_streams::of_current_device || !is_default_stream(stream)) return wait(driver, stream);
   if constexpr (multi_device_driver<Driver>) driver.devices_of_streams().use(driver.named_device());

@@ -67,7 +67,7 @@ class host_copy {
       done_ = marks_[i].position;
       return true;
     }
-    if (!finish_stream(driver_, stream_->get())) return false;
+    if (!finish_stream(driver_, stream_->get()).ok()) return false;
     done_ = bytes_;
     return true;
   }
@@ -81,7 +81,7 @@ class host_copy {
   /// Waits for the copies that were enqueued before an error, as end(). Returns false if the driver does not
   /// report that they are complete.
   bool abandon() noexcept {
-    bool const done = stream_.get() == nullptr || finish_stream(driver_, stream_->get());
+    bool const done = stream_.get() == nullptr || finish_stream(driver_, stream_->get()).ok();
     end();
     return done;
   }

@@ -165,7 +165,7 @@ class page_compact {
         }
       }
     } catch (...) {
-      if (is_unmapped || finish_stream(source_.driver(), stream)) {
+      if (is_unmapped || finish_stream(source_.driver(), stream).ok()) {
         undo(growing, old, parts, places, temporary);
       } else {
         sleep_.note_running_copies(growing);
