@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_bbeee899
+#define TARN_NAMESPACE tarn::inline v0_2_0_6c453fd4
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -25395,19 +25395,36 @@ void order_streams(Driver const& driver_of_after, stream_ref after, Driver const
   if (of_after.device() == of_before.device() && same_stream(after, before)) return;
   detail::must_succeed(of_after, make_wait(of_after, after, of_before, before), where);
 }
-/// Orders later work on `after` behind the earlier work on a block that is freed on `before`. Both streams
-/// have their identities. Where `before` may be the default stream of any device, it is that of each device
-/// in use. @throws cuda_error
+/// A stream and the driver of its device.
+template <class Driver>
+struct driven_stream {
+  Driver const& driver;
+  stream_ref stream;
+  default_streams which = default_streams::of_own_device;
+};
+/// The stream of a block of this memory.
+template <has_driver Resource>
+[[nodiscard]] auto stream_on(Resource const& memory, stream_ref stream) noexcept {
+  return driven_stream<typename Resource::driver_type>{memory.driver(), stream,
+                                                       default_streams_of<Resource>()};
+}
+/// Calls f(driver, stream) for a stream that has its identity. Where it may be the default stream of any
+/// device, it is that of each device in use.
+template <class Driver, class F>
+void for_each_named(driven_stream<Driver> const& named, F const& f) {
+  auto const& [driver, stream, which] = named;
+  if (!is_of_any_device(driver, stream, which)) return f(driver, stream);
+  device_id const own = device_of(driver, stream);
+  for_each_device_in_use(driver,
+                         [&](Driver const& there) { f(there, default_stream_on(there, own, named.stream)); });
+}
+/// Orders later work on `after` behind the earlier work on a block of `memory` whose stream is `before`. Both
+/// have their identities. @throws cuda_error
 template <has_driver Resource>
 void order_streams(Resource const& memory, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {
-  auto const& driver = memory.driver();
-  if (!is_of_any_device(driver, before, default_streams_of<Resource>()))
-    return order_streams(driver, after, driver, before, where);
-  if (same_stream(after, before)) return;
-  device_id const own = device_of(driver, before);
-  for_each_device_in_use(driver, [&](auto const& there) {
-    order_streams(driver, after, there, default_stream_on(there, own, before), where);
+  for_each_named(stream_on(memory, before), [&](auto const& there, stream_ref its) {
+    order_streams(memory.driver(), after, there, its, where);
   });
 }
 /// Changes the stream of an owner to `next`. Later work on that waits, on the device, for what was enqueued
@@ -25425,24 +25442,23 @@ void change_stream(Resource const& memory, void const* block, stream_ref& stream
 
 namespace TARN_NAMESPACE::detail {
 
-/// A stream and the driver of its device.
-template <class Driver>
-struct driven_stream {
-  Driver const& driver;
-  stream_ref stream;
-};
-
 /// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their
-/// later work waits for it. A stream equal to `on` costs nothing; any other costs two events. If one of the
-/// others cannot be made to wait, the host waits for the work instead. @throws what enqueue throws;
-/// cuda_error
+/// later work waits for it. One that may be the default stream of any device is that of each device in use. A
+/// stream equal to `on` costs nothing; any other costs two events. If one of the others cannot be made to
+/// wait, the host waits for the work instead. @throws what enqueue throws; cuda_error
 template <class Driver, class Enqueue, class... Others>
 void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location where,
              Others const&... others) {
-  (order_streams(on.driver, on.stream, others.driver, others.stream, where), ...);
+  auto const for_each_stream = [&](auto const& f) {
+    for_each_named(on, f);
+    (for_each_named(others, f), ...);
+  };
+  for_each_stream(
+      [&](Driver const& there, stream_ref its) { order_streams(on.driver, on.stream, there, its, where); });
   enqueue();
   try {
-    (order_streams(others.driver, others.stream, on.driver, on.stream, where), ...);
+    for_each_stream(
+        [&](Driver const& there, stream_ref its) { order_streams(there, its, on.driver, on.stream, where); });
   } catch (...) {
     // The memory's next users may not be ordered behind the work.
     (void)wait_for_stream(on.driver, on.stream);
@@ -25781,9 +25797,9 @@ class device_buffer : public owned_elements<T, Resource> {
   void copy_from(device_buffer<T, Other> const& other, source_location where = source_location::current()) {
     if (size_ == 0 || other.size() != size_)
       return copy_from(other.span(), where);  // throws if the sizes differ
-    using driven = detail::driven_stream<typename Resource::driver_type>;
-    detail::copy_in_turn<Other, Resource>(driven{other.resource().driver(), other.stream()}, other.data(),
-                                          driven{driver(), stream_}, data_, this->bytes(), where);
+    detail::copy_in_turn<Other, Resource>(detail::stream_on(other.resource(), other.stream()), other.data(),
+                                          detail::stream_on(detail::required(memory_, where), stream_), data_,
+                                          this->bytes(), where);
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to, source_location where = source_location::current()) const {
@@ -26451,12 +26467,11 @@ class growing_buffer {
   [[nodiscard]] growing_buffer clone(stream_ref stream, attribution call = attribution::current()) const {
     growing_buffer made(resource(), most_, stream, {step_}, call.where);
     made.reserve(size_, call);
-    using driven = detail::driven_stream<typename Resource::driver_type>;
     auto const& driver = resource().driver();
     detail::in_turn(
-        driven{driver, made.stream()},
+        detail::stream_on(resource(), made.stream()),
         [&] { tarn::copy(driver, span(), std::span<T>(made.data(), size_), made.stream(), call.where); },
-        call.where, driven{driver, this->stream()});
+        call.where, detail::stream_on(resource(), this->stream()));
     made.size_ = size_;
     return made;
   }
@@ -26631,10 +26646,11 @@ struct can_only_be_uninitialised {
 /// reuses it only behind that work, and a bare pinned source waits for the stream. Set the stream that the
 /// copies run on, of any device, here or by set_stream(); report further streams to a pool by
 /// record_stream(). A default stream without a device is the current device's at that call; since one handle
-/// means those of all devices, such a buffer is freed behind the default streams of each device in use. No
-/// call waits on the host: synchronise the stream before the host reads what a device wrote. Holds its
-/// resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
-/// never throws, and does nothing once the driver is unloaded. Not thread-safe.
+/// means those of all devices, other streams get such a buffer's memory behind the default streams of each
+/// device in use; the default stream that it names may get it at once. No call waits on the host: synchronise
+/// the stream before the host reads what a device wrote. Holds its resource. A moved-from buffer is empty,
+/// keeps its resource and stream, and may be reused. Destruction never throws, and does nothing once the
+/// driver is unloaded. Not thread-safe.
 template <class T, class Resource = basic_pinned<detail::default_driver<T>>>
 class pinned_buffer : public owned_elements<T, Resource> {
   using base = owned_elements<T, Resource>;
@@ -26648,8 +26664,8 @@ class pinned_buffer : public owned_elements<T, Resource> {
   using iterator = T*;
   using const_iterator = T const*;
 
-  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is
-  /// default-constructed.
+  /// Constructs an empty buffer without a resource, to be assigned later: a copy of it throws misuse. A
+  /// resource that is no handle is default-constructed.
   pinned_buffer() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
   = default;

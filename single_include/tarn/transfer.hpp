@@ -1343,8 +1343,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   detail::in_turn(
       detail::driven_stream<driver_type>{on, stream},
       [&] { tarn::convert(on, from.span(), to.span(), stream, where); }, where,
-      detail::driven_stream<driver_type>{theirs, from.stream()},
-      detail::driven_stream<driver_type>{driver, to.stream()});
+      detail::stream_on(from.resource(), from.stream()), detail::stream_on(to.resource(), to.stream()));
 }
 /// Converts on the target's stream, or on the source's if only the source's device can access both.
 template <element From, class FromResource, element To, class ToResource>
@@ -2314,9 +2313,8 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   detail::require_no_overlap(source, bytes, target, bytes,
                              "the target of a copy overlaps its source; copy through a separate buffer",
                              where);
-  using driven = detail::driven_stream<typename ToResource::driver_type>;
-  detail::copy_in_turn<FromResource, ToResource>(driven{from.resource().driver(), from.stream()}, source,
-                                                 driven{to.resource().driver(), to.stream()}, target, bytes,
+  detail::copy_in_turn<FromResource, ToResource>(detail::stream_on(from.resource(), from.stream()), source,
+                                                 detail::stream_on(to.resource(), to.stream()), target, bytes,
                                                  where);
 }
 

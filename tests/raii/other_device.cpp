@@ -24,13 +24,16 @@
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_ptr.hpp"
 #include "tarn/raii/graph_memory.hpp"
+#include "tarn/raii/growing_buffer.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/source/sim_sources.hpp"
 #include "tarn/transfer/collect_batches.hpp"
+#include "tarn/transfer/convert.hpp"
 #include "tarn/transfer/element_reader.hpp"
 #include "tarn/transfer/free_on.hpp"
+#include "tarn/transfer/peer_copy.hpp"
 #include "tarn/transfer/scratch.hpp"
 #include "tarn/transfer/stream_batches.hpp"
 
@@ -411,6 +414,87 @@ TEMPLATE_TEST_CASE("host memory moved off a default stream is reused behind that
     memory.deallocate(own, q, n);
   }
   CHECK(t.good_reads() == 1);
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  CHECK(t.machine.findings().empty());
+}
+
+TEMPLATE_TEST_CASE("an owner's elements move and are copied behind the default streams of each device",
+                   "[raii][other_device][stream]", sim_driver, sim_marking_driver) {
+  two_devices<TestType> t;
+  auto memory = basic_managed<TestType>{t.first} | pooled{};
+  basic_stream<TestType> const uses_the_device{t.other};
+  basic_stream<TestType> const own{t.first};
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  using buffer = device_buffer<char, decltype(memory)>;
+  auto const read = [&](char const* p) {
+    (void)t.good_reads();
+    return int{*p};
+  };
+  // A kernel of the second device on its default stream.
+  auto const write_late = [&](char* p, int value, sim_nanoseconds after) {
+    REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+    REQUIRE(t.other.launch(stream_ref{}, after, {sim_writes(p, n)}, [=] { std::memset(p, value, n); }).ok());
+  };
+  {
+    buffer from(memory, n, stream_ref{});
+    from.zero();
+    (void)t.good_reads();
+    write_late(from.data(), 7, second);
+    SECTION("resize on the same stream") {
+      from.resize(3 * n);
+      CHECK(read(from.data()) == 7);
+    }
+    SECTION("shrink_to_fit on the same stream") {
+      from.resize(n / 2);
+      from.shrink_to_fit();
+      CHECK(read(from.data()) == 7);
+    }
+    SECTION("clone") {
+      buffer const copied = from.clone(own);
+      write_late(from.data(), 9, 1000);
+      CHECK(read(copied.data()) == 7);
+    }
+    SECTION("copy_from") {
+      buffer copied(memory, n, own);
+      copied.copy_from(from);
+      write_late(from.data(), 9, 1000);
+      CHECK(read(copied.data()) == 7);
+    }
+    SECTION("peer_copy") {
+      buffer copied(memory, n, own);
+      peer_copy(from, copied);
+      write_late(from.data(), 9, 1000);
+      CHECK(read(copied.data()) == 7);
+    }
+    SECTION("peer_copy into it") {
+      buffer const source(memory, std::vector<char>(n, 5), own);
+      peer_copy(source, from);
+      CHECK(read(from.data()) == 5);
+    }
+    SECTION("a growing_buffer that has to move") {
+      growing_buffer<char, decltype(memory)> grows(memory, 64 * n, stream_ref{});
+      grows.resize(n);
+      (void)t.good_reads();
+      write_late(grows.data(), 6, second);
+      grows.resize(40 * n);
+      CHECK(read(grows.data()) == 6);
+      auto const copied = grows.clone(own);
+      write_late(grows.data(), 9, 1000);
+      CHECK(read(copied.data()) == 6);
+    }
+  }
+  SECTION("converted") {
+    device_buffer<float, decltype(memory)> from(memory, 1, stream_ref{});
+    from.zero();
+    (void)t.good_reads();
+    REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+    float* const p = from.data();
+    REQUIRE(t.other.launch(stream_ref{}, second, {sim_writes(p, 4)}, [p] { *p = 7; }).ok());
+    auto const to = converted<double>(memory, from, own);
+    REQUIRE(t.other.launch(stream_ref{}, 1000, {sim_writes(p, 4)}, [p] { *p = 9; }).ok());
+    (void)t.good_reads();
+    CHECK(*to.data() == 7);
+  }
   REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
   CHECK(t.machine.findings().empty());
 }

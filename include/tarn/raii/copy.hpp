@@ -17,24 +17,23 @@
 
 namespace TARN_NAMESPACE::detail {
 
-/// A stream and the driver of its device.
-template <class Driver>
-struct driven_stream {
-  Driver const& driver;
-  stream_ref stream;
-};
-
 /// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their
-/// later work waits for it. A stream equal to `on` costs nothing; any other costs two events. If one of the
-/// others cannot be made to wait, the host waits for the work instead. @throws what enqueue throws;
-/// cuda_error
+/// later work waits for it. One that may be the default stream of any device is that of each device in use. A
+/// stream equal to `on` costs nothing; any other costs two events. If one of the others cannot be made to
+/// wait, the host waits for the work instead. @throws what enqueue throws; cuda_error
 template <class Driver, class Enqueue, class... Others>
 void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location where,
              Others const&... others) {
-  (order_streams(on.driver, on.stream, others.driver, others.stream, where), ...);
+  auto const for_each_stream = [&](auto const& f) {
+    for_each_named(on, f);
+    (for_each_named(others, f), ...);
+  };
+  for_each_stream(
+      [&](Driver const& there, stream_ref its) { order_streams(on.driver, on.stream, there, its, where); });
   enqueue();
   try {
-    (order_streams(others.driver, others.stream, on.driver, on.stream, where), ...);
+    for_each_stream(
+        [&](Driver const& there, stream_ref its) { order_streams(there, its, on.driver, on.stream, where); });
   } catch (...) {
     // The memory's next users may not be ordered behind the work.
     (void)wait_for_stream(on.driver, on.stream);

@@ -137,9 +137,9 @@ class device_buffer : public owned_elements<T, Resource> {
   void copy_from(device_buffer<T, Other> const& other, source_location where = source_location::current()) {
     if (size_ == 0 || other.size() != size_)
       return copy_from(other.span(), where);  // throws if the sizes differ
-    using driven = detail::driven_stream<typename Resource::driver_type>;
-    detail::copy_in_turn<Other, Resource>(driven{other.resource().driver(), other.stream()}, other.data(),
-                                          driven{driver(), stream_}, data_, this->bytes(), where);
+    detail::copy_in_turn<Other, Resource>(detail::stream_on(other.resource(), other.stream()), other.data(),
+                                          detail::stream_on(detail::required(memory_, where), stream_), data_,
+                                          this->bytes(), where);
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to, source_location where = source_location::current()) const {

@@ -207,12 +207,11 @@ class growing_buffer {
   [[nodiscard]] growing_buffer clone(stream_ref stream, attribution call = attribution::current()) const {
     growing_buffer made(resource(), most_, stream, {step_}, call.where);
     made.reserve(size_, call);
-    using driven = detail::driven_stream<typename Resource::driver_type>;
     auto const& driver = resource().driver();
     detail::in_turn(
-        driven{driver, made.stream()},
+        detail::stream_on(resource(), made.stream()),
         [&] { tarn::copy(driver, span(), std::span<T>(made.data(), size_), made.stream(), call.where); },
-        call.where, driven{driver, this->stream()});
+        call.where, detail::stream_on(resource(), this->stream()));
     made.size_ = size_;
     return made;
   }

@@ -42,10 +42,11 @@ struct can_only_be_uninitialised {
 /// reuses it only behind that work, and a bare pinned source waits for the stream. Set the stream that the
 /// copies run on, of any device, here or by set_stream(); report further streams to a pool by
 /// record_stream(). A default stream without a device is the current device's at that call; since one handle
-/// means those of all devices, such a buffer is freed behind the default streams of each device in use. No
-/// call waits on the host: synchronise the stream before the host reads what a device wrote. Holds its
-/// resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
-/// never throws, and does nothing once the driver is unloaded. Not thread-safe.
+/// means those of all devices, other streams get such a buffer's memory behind the default streams of each
+/// device in use; the default stream that it names may get it at once. No call waits on the host: synchronise
+/// the stream before the host reads what a device wrote. Holds its resource. A moved-from buffer is empty,
+/// keeps its resource and stream, and may be reused. Destruction never throws, and does nothing once the
+/// driver is unloaded. Not thread-safe.
 template <class T, class Resource = basic_pinned<detail::default_driver<T>>>
 class pinned_buffer : public owned_elements<T, Resource> {
   using base = owned_elements<T, Resource>;
@@ -59,8 +60,8 @@ class pinned_buffer : public owned_elements<T, Resource> {
   using iterator = T*;
   using const_iterator = T const*;
 
-  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is
-  /// default-constructed.
+  /// Constructs an empty buffer without a resource, to be assigned later: a copy of it throws misuse. A
+  /// resource that is no handle is default-constructed.
   pinned_buffer() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
   = default;

@@ -197,19 +197,36 @@ void order_streams(Driver const& driver_of_after, stream_ref after, Driver const
   if (of_after.device() == of_before.device() && same_stream(after, before)) return;
   detail::must_succeed(of_after, make_wait(of_after, after, of_before, before), where);
 }
-/// Orders later work on `after` behind the earlier work on a block that is freed on `before`. Both streams
-/// have their identities. Where `before` may be the default stream of any device, it is that of each device
-/// in use. @throws cuda_error
+/// A stream and the driver of its device.
+template <class Driver>
+struct driven_stream {
+  Driver const& driver;
+  stream_ref stream;
+  default_streams which = default_streams::of_own_device;
+};
+/// The stream of a block of this memory.
+template <has_driver Resource>
+[[nodiscard]] auto stream_on(Resource const& memory, stream_ref stream) noexcept {
+  return driven_stream<typename Resource::driver_type>{memory.driver(), stream,
+                                                       default_streams_of<Resource>()};
+}
+/// Calls f(driver, stream) for a stream that has its identity. Where it may be the default stream of any
+/// device, it is that of each device in use.
+template <class Driver, class F>
+void for_each_named(driven_stream<Driver> const& named, F const& f) {
+  auto const& [driver, stream, which] = named;
+  if (!is_of_any_device(driver, stream, which)) return f(driver, stream);
+  device_id const own = device_of(driver, stream);
+  for_each_device_in_use(driver,
+                         [&](Driver const& there) { f(there, default_stream_on(there, own, named.stream)); });
+}
+/// Orders later work on `after` behind the earlier work on a block of `memory` whose stream is `before`. Both
+/// have their identities. @throws cuda_error
 template <has_driver Resource>
 void order_streams(Resource const& memory, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {
-  auto const& driver = memory.driver();
-  if (!is_of_any_device(driver, before, default_streams_of<Resource>()))
-    return order_streams(driver, after, driver, before, where);
-  if (same_stream(after, before)) return;
-  device_id const own = device_of(driver, before);
-  for_each_device_in_use(driver, [&](auto const& there) {
-    order_streams(driver, after, there, default_stream_on(there, own, before), where);
+  for_each_named(stream_on(memory, before), [&](auto const& there, stream_ref its) {
+    order_streams(memory.driver(), after, there, its, where);
   });
 }
 /// Changes the stream of an owner to `next`. Later work on that waits, on the device, for what was enqueued

@@ -95,8 +95,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   detail::in_turn(
       detail::driven_stream<driver_type>{on, stream},
       [&] { tarn::convert(on, from.span(), to.span(), stream, where); }, where,
-      detail::driven_stream<driver_type>{theirs, from.stream()},
-      detail::driven_stream<driver_type>{driver, to.stream()});
+      detail::stream_on(from.resource(), from.stream()), detail::stream_on(to.resource(), to.stream()));
 }
 /// Converts on the target's stream, or on the source's if only the source's device can access both.
 template <element From, class FromResource, element To, class ToResource>

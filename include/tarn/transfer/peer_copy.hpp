@@ -47,9 +47,8 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   detail::require_no_overlap(source, bytes, target, bytes,
                              "the target of a copy overlaps its source; copy through a separate buffer",
                              where);
-  using driven = detail::driven_stream<typename ToResource::driver_type>;
-  detail::copy_in_turn<FromResource, ToResource>(driven{from.resource().driver(), from.stream()}, source,
-                                                 driven{to.resource().driver(), to.stream()}, target, bytes,
+  detail::copy_in_turn<FromResource, ToResource>(detail::stream_on(from.resource(), from.stream()), source,
+                                                 detail::stream_on(to.resource(), to.stream()), target, bytes,
                                                  where);
 }
 
