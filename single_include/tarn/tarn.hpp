@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_6c453fd4
+#define TARN_NAMESPACE tarn::inline v0_2_0_41d735bc
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1109,6 +1109,19 @@ class held_at_fork : public Member {
     lock.unlock();
   }
 };
+
+/// Takes what other threads of the parent have linked out of a list, in a forked child: it lies on stacks
+/// that the child gives to its own threads. O(items)
+template <class Item>
+void keep_own_items(Item*& first) noexcept {
+  for (Item** at = &first; *at != nullptr;) {
+    if ((*at)->thread == this_thread_number()) {
+      at = &(*at)->next;
+    } else {
+      *at = (*at)->next;
+    }
+  }
+}
 
 /// A spin_lock with static storage that fork() finds unlocked: the only one of its Owner. A local static has
 /// a guard instead: a child forked while another thread was held up there would wait for that thread, which
@@ -7998,8 +8011,8 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 // ---- tarn/policy/tracked_numbers.hpp
 // The counters of `tracked`: current values, peaks and totals of all threads' calls, and high-water marks.
 // There are two ways to count. Each thread has a slot (tracked_slot), in which it counts small blocks alone.
-// Whatever a slot cannot take is counted under a lock, whose holder counts for the threads that wait for it
-// (combining_lock), and there peaks rise. No thread stops another.
+// Large blocks, and whatever a slot cannot take, are counted under a lock, whose holder counts for the
+// threads that wait for it (combining_lock), and there peaks rise. No thread stops another.
 //
 // Peaks are exact as long as no two calls overlap. Then one thread at a time is the `owner`: all other slots
 // are published, so the owner knows how far each number is below its peak. Another thread that counts finds a
@@ -8016,8 +8029,6 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 // the bound, and a peak is that of the published sums. What was counted is within the sum of the bounds of
 // what was published, and so is a peak. A peak that is reset, or a scope that begins, starts anew: it is
 // exact until calls overlap after it.
-//
-// Large blocks are counted under the lock.
 
 #include <array>
 #include <atomic>
@@ -8239,7 +8250,8 @@ struct high_water_mark {
   std::int64_t peak = 0;         ///< the maximum since it began
   std::int64_t allocations = 0;  ///< blocks handed out since it began
   peak_of whose = peak_of::all_threads;
-  std::uint64_t thread = 0;  ///< number of the thread whose calls count, for peak_of::this_thread
+  std::uint64_t thread =
+      0;  ///< number of the thread that began it, whose calls count for peak_of::this_thread
   high_water_mark* next = nullptr;
 };
 
@@ -8678,6 +8690,13 @@ class tracked_numbers {
     return now;
   }
 
+  void lock() noexcept { lock_.lock(); }  // for held_at_fork
+  void unlock() noexcept { lock_.unlock(); }
+  void forget_other_threads() noexcept {
+    lock_.forget_other_threads();
+    keep_own_items(marks_);
+  }
+
  private:
   using both_totals = std::array<tracked_totals, 2>;  ///< of small and of large blocks
   /// The error of a peak in bytes, divided by this, is its error in blocks.
@@ -8884,7 +8903,7 @@ class tracked_numbers {
   std::uint64_t used_ = 0;    ///< places whose slots have counted
   unsigned owner_ = unowned;  ///< place of the thread that knows all sums
   bool overlapped_ = false;
-  held_at_fork<combining_lock<tracked_update>> member_{lock_};
+  held_at_fork<tracked_numbers> member_{*this};
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -15603,7 +15622,6 @@ class looked_up {
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -15617,6 +15635,19 @@ template <class Layer>
 constexpr bool may_stand_on_a_pool() noexcept {
   return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
 }
+
+template <class Driver>
+class other_pools;
+
+template <class Driver>
+struct pool_list {
+  static_mutex mutex;
+  other_pools<Driver>* latest = nullptr;
+};
+/// Never destroyed: threads may still use pools while the process exits. No local static, see
+/// static_spin_lock.
+template <class Driver>
+inline constinit pool_list<Driver> pools_of_module{};
 
 /// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
 template <class Driver>
@@ -15705,7 +15736,7 @@ class other_pools {
   /// device. `f` throws nothing.
   template <class F>
   static void for_each_reserved(Driver const& driver, F const& f) noexcept {
-    visit(all_pools(), driver, nullptr, [&](other_pools& known) {
+    visit(pools_of_module<Driver>, driver, nullptr, [&](other_pools& known) {
       if (known.to_ == goes_to::the_device)
         f(static_cast<void const*>(known.pool_), known.reserved_(known.pool_));
       return true;
@@ -15719,20 +15750,11 @@ class other_pools {
     return to_ != goes_to::no_device && refused.limit == memory_report::unknown;
   }
 
-  struct list {
-    static_mutex mutex;
-    other_pools* latest = nullptr;
-  };
-  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
-  static list& all_pools() noexcept {
-    alignas(list) static std::byte storage[sizeof(list)];
-    static list& all = *::new (static_cast<void*>(storage)) list;
-    return all;
-  }
   /// Calls act(pool) for each pool on a device except one, the latest first, until it returns false. No lock
   /// is held meanwhile, and none of the pools ends while it is called.
   template <class Act>
-  static void visit(list& all, Driver const& driver, other_pools const* except, Act const& act) noexcept {
+  static void visit(pool_list<Driver>& all, Driver const& driver, other_pools const* except,
+                    Act const& act) noexcept {
     for (other_pools* at = nullptr;;) {
       {
         scoped_lock const guard(all.mutex);
@@ -15757,7 +15779,8 @@ class other_pools {
     }
   }
 
-  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
+  pool_list<Driver>& all_ =
+      pools_of_module<Driver>;  ///< of the constructing module; another one may destroy this
   static_mutex::user const user_{all_.mutex};
   creating_process const process_{};
   Driver const& driver_;
@@ -22749,7 +22772,6 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
 #include <atomic>
 #include <cstddef>
-#include <new>
 #include <utility>
 
 namespace TARN_NAMESPACE {
@@ -22781,12 +22803,6 @@ namespace detail {
 template <class Driver>
 class planned_growth {
  public:
-  /// Made at first use and never destroyed: threads may still use pools while the process exits.
-  static planned_growth& of_module() noexcept {
-    alignas(planned_growth) static std::byte storage[sizeof(planned_growth)];
-    static planned_growth& all = *::new (static_cast<void*>(storage)) planned_growth;
-    return all;
-  }
   /// Every caller has a user of it.
   [[nodiscard]] static_mutex& mutex() noexcept { return mutex_; }
 
@@ -22838,6 +22854,11 @@ class planned_growth {
   static_mutex mutex_;
   std::atomic<std::size_t> planned_[places]{};
 };
+
+/// Never destroyed: threads may still use pools while the process exits. No local static, see
+/// static_spin_lock.
+template <class Driver>
+inline constinit planned_growth<Driver> growth_of_module{};
 
 /// The common part for pages and for blocks.
 template <class Layer, class Upstream>
@@ -22898,8 +22919,7 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
 
   std::size_t const bytes_;
   /// Of the constructing module; another one may destroy this.
-  planned_growth<typename Upstream::driver_type>& planned_ =
-      planned_growth<typename Upstream::driver_type>::of_module();
+  planned_growth<typename Upstream::driver_type>& planned_ = growth_of_module<typename Upstream::driver_type>;
   static_mutex::user const user_{planned_.mutex()};
 };
 
@@ -22973,12 +22993,14 @@ std::size_t keep_headroom(Resource const& memory, source_location where = source
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 namespace TARN_NAMESPACE::detail {
 
 /// An additional, temporary bound on a budget; linked into the budget, so it must stay in place.
 struct budget_bound {
-  std::size_t bytes = 0;  ///< upper bound for the used bytes
+  std::size_t bytes = 0;     ///< upper bound for the used bytes
+  std::uint64_t thread = 0;  ///< number of the thread that began it
   budget_bound* next = nullptr;
 };
 
@@ -23010,8 +23032,8 @@ inline constexpr unsigned most_passes = 16;
 /// other calls take a lock.
 ///
 /// Requests that wait are served in the order in which they came, but one that fits is served before one that
-/// does not, at most most_passes times. In a forked child the waiting threads of the parent do not exist and
-/// are forgotten.
+/// does not, at most most_passes times. In a forked child the waiting threads of the parent do not exist:
+/// they and the bounds of other threads are forgotten.
 class byte_budget {
  public:
   explicit byte_budget(std::size_t limit) noexcept : limit_(limit), own_limit_(limit) {}
@@ -23023,7 +23045,7 @@ class byte_budget {
     std::size_t used = used_.load(std::memory_order_seq_cst);
     do {
       std::size_t const limit = limit_.load(std::memory_order_relaxed);
-      if (bytes > limit - min_of(limit, used)) return false;
+      if (bytes > limit - min_of(limit, counted(used))) return false;
     } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
     return true;
   }
@@ -23033,7 +23055,7 @@ class byte_budget {
       serve_waiting();
   }
 
-  [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::size_t used() const noexcept { return counted(used_.load(std::memory_order_relaxed)); }
   /// The limit in force.
   [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   /// Sets the limit, and returns the previous one; bounds stay. Requests above it that wait get nothing.
@@ -23049,6 +23071,7 @@ class byte_budget {
     scoped_lock const guard(lock_);
     std::size_t const now = used();
     bound.bytes = more < ~std::size_t{0} - now ? now + more : ~std::size_t{0};
+    bound.thread = this_thread_number();
     bound.next = detail::exchange(bounds_, &bound);
     put_in_force();
   }
@@ -23104,7 +23127,21 @@ class byte_budget {
     return false;
   }
 
+  // For held_at_fork.
+  void lock() noexcept { lock_.lock(); }
+  void unlock() noexcept { lock_.unlock(); }
+  void forget_other_threads() noexcept {
+    waiters_ = nullptr;
+    waiting_.store(0, std::memory_order_relaxed);
+    keep_own_items(bounds_);
+    put_in_force();
+  }
+
  private:
+  /// More may have been given than taken: the report of a second free does not end the program.
+  [[nodiscard]] static constexpr std::size_t counted(std::size_t used) noexcept {
+    return used > ~std::size_t{0} / 2 ? 0 : used;
+  }
   void put_in_force() noexcept {
     std::size_t smallest = own_limit_;
     for (budget_bound const* b = bounds_; b != nullptr; b = b->next) {
@@ -23155,19 +23192,6 @@ class byte_budget {
     waiting_.fetch_sub(1, std::memory_order_seq_cst);
   }
 
-  static bool take_lock(void* self) noexcept {
-    static_cast<byte_budget*>(self)->lock_.lock();
-    return true;
-  }
-  static void release_lock(void* self, fork_side side) noexcept {
-    auto& budget = *static_cast<byte_budget*>(self);
-    if (side == fork_side::child) {
-      budget.waiters_ = nullptr;
-      budget.waiting_.store(0, std::memory_order_relaxed);
-    }
-    budget.lock_.unlock();
-  }
-
   std::atomic<std::size_t> used_{0};
   std::atomic<std::size_t> limit_;  ///< in force
   std::atomic<unsigned> waiting_{0};
@@ -23176,7 +23200,7 @@ class byte_budget {
   std::size_t own_limit_;
   budget_bound* bounds_ = nullptr;
   budget_waiter* waiters_ = nullptr;  ///< in the order in which they came
-  at_fork member_{this, &take_lock, &release_lock};
+  held_at_fork<byte_budget> member_{*this};
 };
 
 }  // namespace TARN_NAMESPACE::detail

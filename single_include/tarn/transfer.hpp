@@ -1638,7 +1638,7 @@ class evict_scope {
     try {
       bring_back();
     } catch (cuda_error const& error) {
-      if (error.kind() != failure::unloading) report_lost();
+      if (error.kind() != failure::unloading && error.kind() != failure::forked) report_lost();
     } catch (...) {
       report_lost();
     }

@@ -2,11 +2,13 @@
 #include "tarn/policy/limited.hpp"
 
 #include <atomic>
+#include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 #include "contract/page_source_contract.hpp"
 #include "contract/resource_contract.hpp"
 #include "driver/faulty.hpp"
@@ -50,6 +52,45 @@ TEST_CASE("limited does not count an allocation that failed upstream", "[policy]
   CHECK_THROWS_AS(memory.allocate({}, 1_MiB), cuda_error);
   CHECK(memory->used() == 0);
 }
+
+TEST_CASE("limited goes on after a second free that the handler of misuse lets pass", "[policy][limited]") {
+  static int reported;
+  reported = 0;
+  misuse_handler const before = set_misuse_handler([](misuse const&) { ++reported; });
+  sim_machine const machine;
+  auto memory = sim_pages{machine.driver()} | pooled{} | limited{100_MiB};
+  void* const p = memory.allocate({}, 4_MiB);
+  memory.deallocate({}, p, 4_MiB);
+  memory.deallocate({}, p, 4_MiB);
+  CHECK(reported == 1);
+  CHECK(memory->used() == 0);
+  void* const q = memory.allocate({}, 50_MiB);
+  CHECK(memory->used() <= 50_MiB);
+  CHECK_THROWS_AS(memory.allocate({}, 100_MiB), out_of_memory);
+  memory.deallocate({}, q, 50_MiB);
+  (void)set_misuse_handler(before);
+}
+
+#if !TARN_TSAN  // whose own threads do not survive a fork
+TEST_CASE("a forked child has no bound of a thread that it does not have", "[policy][limited][fork]") {
+  auto memory = host_memory{} | limited{10_MiB};
+  detail::budget_bound theirs;
+  std::thread([&] { memory->budget().add(theirs, 1_MiB); }).join();
+  detail::budget_bound mine;
+  memory->budget().add(mine, 5_MiB);
+  CHECK(tarn::child_of([&] {
+          theirs.next = reinterpret_cast<detail::budget_bound*>(std::uintptr_t{1});  // it was on that stack
+          bool const is_own = memory->budget().limit() == 5_MiB;
+          memory->budget().remove(theirs);
+          memory->budget().remove(mine);
+          return is_own && memory->budget().limit() == 10_MiB;
+        }) == 0);
+  CHECK(memory->budget().limit() == 1_MiB);
+  memory->budget().remove(theirs);
+  memory->budget().remove(mine);
+  CHECK(memory->budget().limit() == 10_MiB);
+}
+#endif
 
 TEST_CASE("limited does not count zero-byte allocations and null deallocations", "[policy][limited]") {
   auto memory = host_memory{} | pooled{} | limited{1_MiB};

@@ -682,4 +682,28 @@ TEST_CASE("tracked_numbers counts on in a child forked while threads count", "[p
     CHECK(numbers.statistics().allocations[0].current == 0);
   }
 }
+
+TEST_CASE("tracked_numbers has no scope of a thread that a forked child does not have",
+          "[policy][tracked][threads]") {
+  for (peak_of const whose : {peak_of::all_threads, peak_of::this_thread}) {
+    tracked_numbers numbers(1_MiB);
+    high_water_mark theirs;
+    std::thread([&] { numbers.add(theirs, whose); }).join();
+    high_water_mark mine;
+    numbers.add(mine, whose);
+    CHECK(tarn::child_of([&] {
+            theirs.next = reinterpret_cast<high_water_mark*>(std::uintptr_t{1});  // it was on that stack
+            come_here(numbers, 2 * mib);
+            numbers.remove(theirs);
+            numbers.remove(mine);
+            return mine.peak == 2 * mib;
+          }) == 0);
+    come_here(numbers, mib);
+    go_here(numbers, mib);
+    numbers.remove(theirs);
+    numbers.remove(mine);
+    CHECK(mine.peak == mib);
+    CHECK(theirs.peak == (whose == peak_of::all_threads ? mib : 0));
+  }
+}
 #endif

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 #include "contract/early_release_contract.hpp"
 #include "driver/faulty.hpp"
 #include "raii/watched_machine.hpp"
@@ -310,6 +311,28 @@ TEST_CASE("evict_scope is destroyed without a report after the driver has unload
   machine.repair();
   CHECK(reported_misuses == 0);
 }
+
+#if !TARN_TSAN  // whose own threads do not survive a fork
+TEST_CASE("evict_scope ends in a forked child without a report: the parent has the elements",
+          "[raii][evict_scope][fork]") {
+  sim_machine const machine{small_world::tight()};
+  std::vector<int> const words(1000, 7);
+  device_buffer<int, sim_pool> buffer{sim_pool{sim_pages{machine.driver()}}, std::span<int const>(words),
+                                      stream_ref{}};
+  auto pinned = sim_pinned_host{machine.driver()} | pooled{};
+  {
+    auto evicted =
+        std::make_optional<evict_scope<decltype(pinned), decltype(buffer)>>(pinned, stream_ref{}, buffer);
+    CHECK(tarn::child_of([&] {
+            misuse_watch const misuses;
+            evicted->when_lost([](lost_elements const&) { ++reported_misuses; });
+            evicted.reset();
+            return reported_misuses == 0;
+          }) == 0);
+  }
+  CHECK(elements_of<int>(buffer) == words);
+}
+#endif
 
 TEST_CASE("evict_scope refuses a stream that is being captured", "[raii][evict_scope]") {
   small_world t{sim_machine{small_world::tight()}};

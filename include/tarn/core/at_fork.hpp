@@ -311,6 +311,19 @@ class held_at_fork : public Member {
   }
 };
 
+/// Takes what other threads of the parent have linked out of a list, in a forked child: it lies on stacks
+/// that the child gives to its own threads. O(items)
+template <class Item>
+void keep_own_items(Item*& first) noexcept {
+  for (Item** at = &first; *at != nullptr;) {
+    if ((*at)->thread == this_thread_number()) {
+      at = &(*at)->next;
+    } else {
+      *at = (*at)->next;
+    }
+  }
+}
+
 /// A spin_lock with static storage that fork() finds unlocked: the only one of its Owner. A local static has
 /// a guard instead: a child forked while another thread was held up there would wait for that thread, which
 /// it does not have. And one with a destructor would run code before main().

@@ -4,18 +4,21 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/mutex.hpp"
 #include "tarn/core/spin_lock.hpp"
+#include "tarn/core/thread_tag.hpp"
 
 namespace TARN_NAMESPACE::detail {
 
 /// An additional, temporary bound on a budget; linked into the budget, so it must stay in place.
 struct budget_bound {
-  std::size_t bytes = 0;  ///< upper bound for the used bytes
+  std::size_t bytes = 0;     ///< upper bound for the used bytes
+  std::uint64_t thread = 0;  ///< number of the thread that began it
   budget_bound* next = nullptr;
 };
 
@@ -47,8 +50,8 @@ inline constexpr unsigned most_passes = 16;
 /// other calls take a lock.
 ///
 /// Requests that wait are served in the order in which they came, but one that fits is served before one that
-/// does not, at most most_passes times. In a forked child the waiting threads of the parent do not exist and
-/// are forgotten.
+/// does not, at most most_passes times. In a forked child the waiting threads of the parent do not exist:
+/// they and the bounds of other threads are forgotten.
 class byte_budget {
  public:
   explicit byte_budget(std::size_t limit) noexcept : limit_(limit), own_limit_(limit) {}
@@ -60,7 +63,7 @@ class byte_budget {
     std::size_t used = used_.load(std::memory_order_seq_cst);
     do {
       std::size_t const limit = limit_.load(std::memory_order_relaxed);
-      if (bytes > limit - min_of(limit, used)) return false;
+      if (bytes > limit - min_of(limit, counted(used))) return false;
     } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
     return true;
   }
@@ -70,7 +73,7 @@ class byte_budget {
       serve_waiting();
   }
 
-  [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::size_t used() const noexcept { return counted(used_.load(std::memory_order_relaxed)); }
   /// The limit in force.
   [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   /// Sets the limit, and returns the previous one; bounds stay. Requests above it that wait get nothing.
@@ -86,6 +89,7 @@ class byte_budget {
     scoped_lock const guard(lock_);
     std::size_t const now = used();
     bound.bytes = more < ~std::size_t{0} - now ? now + more : ~std::size_t{0};
+    bound.thread = this_thread_number();
     bound.next = detail::exchange(bounds_, &bound);
     put_in_force();
   }
@@ -141,7 +145,21 @@ class byte_budget {
     return false;
   }
 
+  // For held_at_fork.
+  void lock() noexcept { lock_.lock(); }
+  void unlock() noexcept { lock_.unlock(); }
+  void forget_other_threads() noexcept {
+    waiters_ = nullptr;
+    waiting_.store(0, std::memory_order_relaxed);
+    keep_own_items(bounds_);
+    put_in_force();
+  }
+
  private:
+  /// More may have been given than taken: the report of a second free does not end the program.
+  [[nodiscard]] static constexpr std::size_t counted(std::size_t used) noexcept {
+    return used > ~std::size_t{0} / 2 ? 0 : used;
+  }
   void put_in_force() noexcept {
     std::size_t smallest = own_limit_;
     for (budget_bound const* b = bounds_; b != nullptr; b = b->next) {
@@ -192,19 +210,6 @@ class byte_budget {
     waiting_.fetch_sub(1, std::memory_order_seq_cst);
   }
 
-  static bool take_lock(void* self) noexcept {
-    static_cast<byte_budget*>(self)->lock_.lock();
-    return true;
-  }
-  static void release_lock(void* self, fork_side side) noexcept {
-    auto& budget = *static_cast<byte_budget*>(self);
-    if (side == fork_side::child) {
-      budget.waiters_ = nullptr;
-      budget.waiting_.store(0, std::memory_order_relaxed);
-    }
-    budget.lock_.unlock();
-  }
-
   std::atomic<std::size_t> used_{0};
   std::atomic<std::size_t> limit_;  ///< in force
   std::atomic<unsigned> waiting_{0};
@@ -213,7 +218,7 @@ class byte_budget {
   std::size_t own_limit_;
   budget_bound* bounds_ = nullptr;
   budget_waiter* waiters_ = nullptr;  ///< in the order in which they came
-  at_fork member_{this, &take_lock, &release_lock};
+  held_at_fork<byte_budget> member_{*this};
 };
 
 }  // namespace TARN_NAMESPACE::detail

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <new>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
@@ -48,12 +47,6 @@ namespace detail {
 template <class Driver>
 class planned_growth {
  public:
-  /// Made at first use and never destroyed: threads may still use pools while the process exits.
-  static planned_growth& of_module() noexcept {
-    alignas(planned_growth) static std::byte storage[sizeof(planned_growth)];
-    static planned_growth& all = *::new (static_cast<void*>(storage)) planned_growth;
-    return all;
-  }
   /// Every caller has a user of it.
   [[nodiscard]] static_mutex& mutex() noexcept { return mutex_; }
 
@@ -105,6 +98,11 @@ class planned_growth {
   static_mutex mutex_;
   std::atomic<std::size_t> planned_[places]{};
 };
+
+/// Never destroyed: threads may still use pools while the process exits. No local static, see
+/// static_spin_lock.
+template <class Driver>
+inline constinit planned_growth<Driver> growth_of_module{};
 
 /// The common part for pages and for blocks.
 template <class Layer, class Upstream>
@@ -165,8 +163,7 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
 
   std::size_t const bytes_;
   /// Of the constructing module; another one may destroy this.
-  planned_growth<typename Upstream::driver_type>& planned_ =
-      planned_growth<typename Upstream::driver_type>::of_module();
+  planned_growth<typename Upstream::driver_type>& planned_ = growth_of_module<typename Upstream::driver_type>;
   static_mutex::user const user_{planned_.mutex()};
 };
 

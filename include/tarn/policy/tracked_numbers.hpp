@@ -2,8 +2,8 @@
 #pragma once
 // The counters of `tracked`: current values, peaks and totals of all threads' calls, and high-water marks.
 // There are two ways to count. Each thread has a slot (tracked_slot), in which it counts small blocks alone.
-// Whatever a slot cannot take is counted under a lock, whose holder counts for the threads that wait for it
-// (combining_lock), and there peaks rise. No thread stops another.
+// Large blocks, and whatever a slot cannot take, are counted under a lock, whose holder counts for the
+// threads that wait for it (combining_lock), and there peaks rise. No thread stops another.
 //
 // Peaks are exact as long as no two calls overlap. Then one thread at a time is the `owner`: all other slots
 // are published, so the owner knows how far each number is below its peak. Another thread that counts finds a
@@ -20,8 +20,6 @@
 // the bound, and a peak is that of the published sums. What was counted is within the sum of the bounds of
 // what was published, and so is a peak. A peak that is reset, or a scope that begins, starts anew: it is
 // exact until calls overlap after it.
-//
-// Large blocks are counted under the lock.
 
 #include <array>
 #include <atomic>
@@ -181,6 +179,13 @@ class tracked_numbers {
       if (m == &mark) complete(now);
     }
     return now;
+  }
+
+  void lock() noexcept { lock_.lock(); }  // for held_at_fork
+  void unlock() noexcept { lock_.unlock(); }
+  void forget_other_threads() noexcept {
+    lock_.forget_other_threads();
+    keep_own_items(marks_);
   }
 
  private:
@@ -389,7 +394,7 @@ class tracked_numbers {
   std::uint64_t used_ = 0;    ///< places whose slots have counted
   unsigned owner_ = unowned;  ///< place of the thread that knows all sums
   bool overlapped_ = false;
-  held_at_fork<combining_lock<tracked_update>> member_{lock_};
+  held_at_fork<tracked_numbers> member_{*this};
 };
 
 }  // namespace TARN_NAMESPACE::detail

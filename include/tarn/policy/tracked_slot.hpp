@@ -42,7 +42,8 @@ struct high_water_mark {
   std::int64_t peak = 0;         ///< the maximum since it began
   std::int64_t allocations = 0;  ///< blocks handed out since it began
   peak_of whose = peak_of::all_threads;
-  std::uint64_t thread = 0;  ///< number of the thread whose calls count, for peak_of::this_thread
+  std::uint64_t thread =
+      0;  ///< number of the thread that began it, whose calls count for peak_of::this_thread
   high_water_mark* next = nullptr;
 };
 

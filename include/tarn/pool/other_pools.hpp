@@ -9,7 +9,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -30,6 +29,19 @@ template <class Layer>
 constexpr bool may_stand_on_a_pool() noexcept {
   return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
 }
+
+template <class Driver>
+class other_pools;
+
+template <class Driver>
+struct pool_list {
+  static_mutex mutex;
+  other_pools<Driver>* latest = nullptr;
+};
+/// Never destroyed: threads may still use pools while the process exits. No local static, see
+/// static_spin_lock.
+template <class Driver>
+inline constinit pool_list<Driver> pools_of_module{};
 
 /// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
 template <class Driver>
@@ -118,7 +130,7 @@ class other_pools {
   /// device. `f` throws nothing.
   template <class F>
   static void for_each_reserved(Driver const& driver, F const& f) noexcept {
-    visit(all_pools(), driver, nullptr, [&](other_pools& known) {
+    visit(pools_of_module<Driver>, driver, nullptr, [&](other_pools& known) {
       if (known.to_ == goes_to::the_device)
         f(static_cast<void const*>(known.pool_), known.reserved_(known.pool_));
       return true;
@@ -132,20 +144,11 @@ class other_pools {
     return to_ != goes_to::no_device && refused.limit == memory_report::unknown;
   }
 
-  struct list {
-    static_mutex mutex;
-    other_pools* latest = nullptr;
-  };
-  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
-  static list& all_pools() noexcept {
-    alignas(list) static std::byte storage[sizeof(list)];
-    static list& all = *::new (static_cast<void*>(storage)) list;
-    return all;
-  }
   /// Calls act(pool) for each pool on a device except one, the latest first, until it returns false. No lock
   /// is held meanwhile, and none of the pools ends while it is called.
   template <class Act>
-  static void visit(list& all, Driver const& driver, other_pools const* except, Act const& act) noexcept {
+  static void visit(pool_list<Driver>& all, Driver const& driver, other_pools const* except,
+                    Act const& act) noexcept {
     for (other_pools* at = nullptr;;) {
       {
         scoped_lock const guard(all.mutex);
@@ -170,7 +173,8 @@ class other_pools {
     }
   }
 
-  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
+  pool_list<Driver>& all_ =
+      pools_of_module<Driver>;  ///< of the constructing module; another one may destroy this
   static_mutex::user const user_{all_.mutex};
   creating_process const process_{};
   Driver const& driver_;
