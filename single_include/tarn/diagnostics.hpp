@@ -1808,7 +1808,8 @@ context_cost measure(Subjects const&... subjects) {
 /// of one device, pools of host memory, a driver or a device_id if there is no pool yet, and the result of
 /// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one.
 /// Of memory that falls back to other pools, each pool is a row, but for those of another device.
-/// Pools of the process on the device that are not passed are one row.
+/// Pools of the process on the device that are not passed are one row, but for those over fallback_to, part
+/// of whose memory may be the host's.
 ///
 ///   std::cout << tarn::explain_memory(pool);
 ///
@@ -2708,8 +2709,8 @@ class perfetto_writer {
   /// Computes the live and reserved bytes before the first event by undoing the events from the snapshot's
   /// moment.
   void begin_at_start() {
+    reserved_ = static_cast<std::int64_t>(snapshot_.pool.reserved);
     for (snapshot_segment const& s : snapshot_.segments) {
-      reserved_ += static_cast<std::int64_t>(s.bytes);
       for (snapshot_block const& b : s.blocks) {
         if (b.use == block_use::live) add_live(blocks_[b.address] = block_of(b), 1);
       }
@@ -3283,6 +3284,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -3805,8 +3807,12 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
 /// @param now_ns the current time of the snapshot
 [[nodiscard]] inline std::vector<snapshot_event> growth_events(pool_contents const& contents,
                                                                std::uint64_t now, std::uint64_t now_ns) {
-  std::unordered_map<std::uintptr_t, std::size_t> held;
-  for (held_memory const& h : contents.held) held.emplace(h.address, h.bytes);
+  // By size, too: a compaction takes the memory of a new handle before it gives the old one at its address
+  // back.
+  std::set<std::pair<std::uintptr_t, std::size_t>> held;
+  for (held_memory const& h : contents.held) {
+    if (!h.is_asleep) held.emplace(h.address, h.bytes);
+  }
   std::vector<snapshot_event> events;
   auto const add = [&](snapshot_event_kind kind, std::uintptr_t address, std::size_t bytes,
                        std::uint64_t time) {
@@ -3817,9 +3823,9 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
     std::uint64_t const age = now > n.time ? now - n.time : 0;
     std::uint64_t const time = now_ns > age ? now_ns - age : 0;
     if (n.what == growth_change::given_back) {
-      held[n.address] = n.bytes;
+      held.emplace(n.address, n.bytes);
       add(snapshot_event_kind::release, n.address, n.bytes, time);
-    } else if (held.erase(n.address) != 0) {
+    } else if (held.erase({n.address, n.bytes}) != 0) {
       add(snapshot_event_kind::reserve, n.address, n.bytes, time);
     }
   }
@@ -4739,7 +4745,7 @@ const makeModel = () => {
   // Bytes that neither events nor blocks explain belong to no block. They are added so that the curves end at the true level.
   const unexplained = liveNow - live[known];
   const unexplainedRequested = segments.length === 0 ? unexplained : requestedNow - requested[known];
-  const reservedNow = info.pool.reserved || segments.reduce((sum, s) => sum + s.bytes, 0);
+  const reservedNow = info.pool.reserved;
   const reservedBefore = reservedNow - reserved[known];
   let peak = knowsCalls ? 0 : known;
   for (let i = 0; i <= n; ++i) {

@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_41d735bc
+#define TARN_NAMESPACE tarn::inline v0_2_0_af94593a
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -16019,6 +16019,7 @@ struct held_memory {
   std::size_t bytes = 0;
   zone where = zone::smaller;  ///< the zone it was taken for
   bool is_handle = false;      ///< otherwise a segment, which is never joined to another or remapped
+  bool is_asleep = false;      ///< only its addresses are held
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -18859,8 +18860,8 @@ class page_growth {
   template <class F>
   void for_each_held(F const& f) const {
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      physical const& p = map_[h];
-      if (p.bytes != 0) f(held_memory{p.home, p.bytes, addresses_.zone_at(p.home), true});
+      if (physical const& p = map_[h]; p.bytes != 0)
+        f(held_memory{p.home, p.bytes, addresses_.zone_at(p.home), true, p.state == backing::released});
     }
   }
 

@@ -31,7 +31,9 @@
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/tagged.hpp"
+#include "tarn/raii/compact.hpp"
 #include "tarn/raii/graph_memory.hpp"
+#include "tarn/raii/sleep.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/perfetto.hpp"
 #include "tarn/report/pickle.hpp"
@@ -713,6 +715,42 @@ TEST_CASE("take_snapshot orders the pool's reserve and release events among the 
   remember_growth(memory, 0);
   check_history(take_snapshot(memory));
   memory.deallocate({}, before, 30_MiB);
+}
+
+TEST_CASE("the history of growth balances after a compaction, asleep and awake again",
+          "[report][snapshot][perfetto][pages]") {
+  sim_machine const machine;
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  bool const is_recorded = GENERATE(true, false);
+  if (is_recorded) remember_growth(memory, 100);
+  auto const is_balanced = [&](std::size_t reserved) {
+    snapshot const s = take_snapshot(memory);
+    CHECK(s.pool.reserved == reserved);
+    check_history(s);
+    // The curve ends at what is reserved, and begins at 0 if all was recorded.
+    std::ostringstream out;
+    write_perfetto(out, s, {});
+    std::vector<std::string> curve;
+    std::istringstream in(out.str());
+    for (std::string line; std::getline(in, line);) {
+      if (line.find("\"reserved bytes\"") == std::string::npos) continue;
+      std::size_t const at = line.find("\"bytes\":") + 8;
+      curve.push_back(line.substr(at, line.find('}', at) - at));
+    }
+    REQUIRE(!curve.empty());
+    CHECK(curve.back() == std::to_string(reserved));
+    if (is_recorded) CHECK(curve.front() == "0");
+  };
+  memory.deallocate({}, memory.allocate({}, 20_MiB), 20_MiB);
+  void* const p = memory.allocate({}, 2_MiB);
+  REQUIRE(machine.driver(0).synchronize_device().ok());
+  REQUIRE(compact(memory).released == 18_MiB);
+  is_balanced(2_MiB);
+  REQUIRE(tarn::sleep(memory, contents::discarded) == 2_MiB);
+  is_balanced(0);
+  wake(memory);
+  is_balanced(2_MiB);
+  memory.deallocate({}, p, 2_MiB);
 }
 
 TEST_CASE("take_snapshot keeps the latest growth events, and the history still balances",

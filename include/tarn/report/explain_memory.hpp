@@ -258,7 +258,8 @@ context_cost measure(Subjects const&... subjects) {
 /// of one device, pools of host memory, a driver or a device_id if there is no pool yet, and the result of
 /// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one.
 /// Of memory that falls back to other pools, each pool is a row, but for those of another device.
-/// Pools of the process on the device that are not passed are one row.
+/// Pools of the process on the device that are not passed are one row, but for those over fallback_to, part
+/// of whose memory may be the host's.
 ///
 ///   std::cout << tarn::explain_memory(pool);
 ///

@@ -80,8 +80,8 @@ class perfetto_writer {
   /// Computes the live and reserved bytes before the first event by undoing the events from the snapshot's
   /// moment.
   void begin_at_start() {
+    reserved_ = static_cast<std::int64_t>(snapshot_.pool.reserved);
     for (snapshot_segment const& s : snapshot_.segments) {
-      reserved_ += static_cast<std::int64_t>(s.bytes);
       for (snapshot_block const& b : s.blocks) {
         if (b.use == block_use::live) add_live(blocks_[b.address] = block_of(b), 1);
       }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -157,8 +158,12 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
 /// @param now_ns the current time of the snapshot
 [[nodiscard]] inline std::vector<snapshot_event> growth_events(pool_contents const& contents,
                                                                std::uint64_t now, std::uint64_t now_ns) {
-  std::unordered_map<std::uintptr_t, std::size_t> held;
-  for (held_memory const& h : contents.held) held.emplace(h.address, h.bytes);
+  // By size, too: a compaction takes the memory of a new handle before it gives the old one at its address
+  // back.
+  std::set<std::pair<std::uintptr_t, std::size_t>> held;
+  for (held_memory const& h : contents.held) {
+    if (!h.is_asleep) held.emplace(h.address, h.bytes);
+  }
   std::vector<snapshot_event> events;
   auto const add = [&](snapshot_event_kind kind, std::uintptr_t address, std::size_t bytes,
                        std::uint64_t time) {
@@ -169,9 +174,9 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
     std::uint64_t const age = now > n.time ? now - n.time : 0;
     std::uint64_t const time = now_ns > age ? now_ns - age : 0;
     if (n.what == growth_change::given_back) {
-      held[n.address] = n.bytes;
+      held.emplace(n.address, n.bytes);
       add(snapshot_event_kind::release, n.address, n.bytes, time);
-    } else if (held.erase(n.address) != 0) {
+    } else if (held.erase({n.address, n.bytes}) != 0) {
       add(snapshot_event_kind::reserve, n.address, n.bytes, time);
     }
   }

@@ -543,7 +543,7 @@ const makeModel = () => {
   // Bytes that neither events nor blocks explain belong to no block. They are added so that the curves end at the true level.
   const unexplained = liveNow - live[known];
   const unexplainedRequested = segments.length === 0 ? unexplained : requestedNow - requested[known];
-  const reservedNow = info.pool.reserved || segments.reduce((sum, s) => sum + s.bytes, 0);
+  const reservedNow = info.pool.reserved;
   const reservedBefore = reservedNow - reserved[known];
   let peak = knowsCalls ? 0 : known;
   for (let i = 0; i <= n; ++i) {

@@ -130,6 +130,7 @@ struct held_memory {
   std::size_t bytes = 0;
   zone where = zone::smaller;  ///< the zone it was taken for
   bool is_handle = false;      ///< otherwise a segment, which is never joined to another or remapped
+  bool is_asleep = false;      ///< only its addresses are held
 };
 
 }  // namespace TARN_NAMESPACE::detail

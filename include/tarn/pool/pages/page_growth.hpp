@@ -200,8 +200,8 @@ class page_growth {
   template <class F>
   void for_each_held(F const& f) const {
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      physical const& p = map_[h];
-      if (p.bytes != 0) f(held_memory{p.home, p.bytes, addresses_.zone_at(p.home), true});
+      if (physical const& p = map_[h]; p.bytes != 0)
+        f(held_memory{p.home, p.bytes, addresses_.zone_at(p.home), true, p.state == backing::released});
     }
   }
 
