@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_af94593a
+#define TARN_NAMESPACE tarn::inline v0_2_0_5f0c5c25
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -25032,17 +25032,13 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
     next.deallocate(r, p);
   }
 
-  /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
+  /// Such a block is not poisoned when it is freed: the other stream may still use it. Nor is it after a
+  /// refused call, since another thread may have recorded a stream meanwhile. @throws std::bad_alloc
   void record_stream(void* p, std::size_t bytes, stream_ref stream)
     requires detail::records_streams<Upstream>
   {
-    bool const added = p != nullptr && used_elsewhere_.insert(p);
-    try {
-      nearest(this->upstream(), pool_call::record_stream{p, bytes, stream});
-    } catch (...) {
-      if (added) used_elsewhere_.erase(p);
-      throw;
-    }
+    if (p != nullptr) (void)used_elsewhere_.insert(p);
+    nearest(this->upstream(), pool_call::record_stream{p, bytes, stream});
   }
 
  private:

@@ -58,7 +58,7 @@ inline bool is_of_this_user(int socket) noexcept {
 [[noreturn]] inline void fail(tarn::sharing_failure kind, char const* text, int error = 0) {
   throw tarn::sharing_error(kind, text, error);
 }
-/// An abstract address, which ends with the process.
+/// An abstract address, which ends with the process and the children that it forks without exec.
 inline ::socklen_t address_of(std::string const& name, ::sockaddr_un& address) noexcept {
   address = {};
   address.sun_family = AF_UNIX;

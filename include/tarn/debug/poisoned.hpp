@@ -73,17 +73,13 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
     next.deallocate(r, p);
   }
 
-  /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
+  /// Such a block is not poisoned when it is freed: the other stream may still use it. Nor is it after a
+  /// refused call, since another thread may have recorded a stream meanwhile. @throws std::bad_alloc
   void record_stream(void* p, std::size_t bytes, stream_ref stream)
     requires detail::records_streams<Upstream>
   {
-    bool const added = p != nullptr && used_elsewhere_.insert(p);
-    try {
-      nearest(this->upstream(), pool_call::record_stream{p, bytes, stream});
-    } catch (...) {
-      if (added) used_elsewhere_.erase(p);
-      throw;
-    }
+    if (p != nullptr) (void)used_elsewhere_.insert(p);
+    nearest(this->upstream(), pool_call::record_stream{p, bytes, stream});
   }
 
  private:
