@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_5f0c5c25
+#define TARN_NAMESPACE tarn::inline v0_2_0_f062096f
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -25430,11 +25430,13 @@ template <has_driver Resource>
                                                        default_streams_of<Resource>()};
 }
 /// Calls f(driver, stream) for a stream that has its identity. Where it may be the default stream of any
-/// device, it is that of each device in use.
+/// device, it is that of each device in use, unless it is captured: other devices' streams are not.
 template <class Driver, class F>
 void for_each_named(driven_stream<Driver> const& named, F const& f) {
   auto const& [driver, stream, which] = named;
-  if (!is_of_any_device(driver, stream, which)) return f(driver, stream);
+  bool const is_any = is_of_any_device(driver, stream, which) &&
+                      (is_legacy_stream<Driver>(stream) || !is_capturing(driver_of(driver, stream), stream));
+  if (!is_any) return f(driver, stream);
   device_id const own = device_of(driver, stream);
   for_each_device_in_use(driver,
                          [&](Driver const& there) { f(there, default_stream_on(there, own, named.stream)); });

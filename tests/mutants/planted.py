@@ -1946,8 +1946,15 @@ PLANTED = {
         Mutant(
             "the default stream of host memory is ordered as that of one device",
             "raii/stream.hpp",
-            "if (!is_of_any_device(driver, stream, which)) return f(driver, stream);",
-            "if (!is_of_any_device(driver, stream, which) || stream.id() != 0) return f(driver, stream);",
+            "  if (!is_any) return f(driver, stream);\n",
+            "  if (!is_any || stream.id() != 0) return f(driver, stream);\n",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
+            "a captured copy waits for the default streams of other devices",
+            "raii/stream.hpp",
+            "(is_legacy_stream<Driver>(stream) || !is_capturing(driver_of(driver, stream), stream))",
+            "(is_legacy_stream<Driver>(stream) || is_default_stream(stream))",
             finder="tests/raii/other_device.cpp",
         ),
         Mutant(

@@ -499,6 +499,30 @@ TEMPLATE_TEST_CASE("an owner's elements move and are copied behind the default s
   CHECK(t.machine.findings().empty());
 }
 
+TEST_CASE("a copy on a captured per-thread stream leaves the default streams of other devices alone",
+          "[raii][other_device][captures]") {
+  two_devices<sim_driver> t;
+  auto const memory = basic_managed<sim_driver>{t.first} | pooled{};
+  basic_stream<sim_driver> const uses_the_device{t.other};
+  auto const per_thread = stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{2}));
+  auto from = make_device_buffer<char>(memory, n, per_thread);
+  from.fill(std::byte{7});
+  auto to = make_device_buffer<char>(memory, n, per_thread);
+  graph_memory graphs(memory);
+  {
+    capture_scope const scope(graphs, per_thread);
+    sim_graph graph;
+    REQUIRE(t.first.begin_capture(per_thread).ok());
+    to.copy_from(from);
+    from.resize(2 * n);
+    REQUIRE(t.first.end_capture(per_thread, graph).ok());
+    REQUIRE(t.first.launch(per_thread, graph).ok());
+  }
+  REQUIRE(t.first.synchronize_stream(per_thread).ok());
+  CHECK(to.data()[n - 1] == 7);
+  CHECK(t.machine.findings().empty());
+}
+
 TEST_CASE("element_reader and collect_batches read host memory behind the current device's default stream",
           "[raii][other_device][stream]") {
   two_devices<sim_driver> t;
