@@ -243,6 +243,21 @@ TEST_CASE("sim events belong to their device, and waits work across devices", "[
   CHECK(d1.query_event(after).ok());
 }
 
+TEST_CASE("a shared sim event is opened until the last of its handles is destroyed",
+          "[driver][sim][streams]") {
+  sim_machine const machine{sim_options{.sharing = sim_sharing::descriptors}};
+  sim_driver const driver = machine.driver();
+  event_handle made = nullptr, opened = nullptr, late = nullptr;
+  shared_event_token token{};
+  REQUIRE(driver.create_shared_event(made, token).ok());
+  REQUIRE(driver.open_shared_event(token, opened).ok());
+  REQUIRE(driver.destroy_event(made).ok());
+  REQUIRE(driver.open_shared_event(token, late).ok());
+  REQUIRE(driver.destroy_event(opened).ok());
+  REQUIRE(driver.destroy_event(late).ok());
+  CHECK_FALSE(driver.open_shared_event(token, opened).ok());
+}
+
 TEST_CASE("synchronizing one sim device leaves the others running", "[driver][sim][streams]") {
   sim_machine const machine{sim_options{.devices = 2}};
   REQUIRE(machine.driver(1).launch({}, 1'000'000'000).ok());

@@ -20,7 +20,9 @@
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tagged.hpp"
 #include "tarn/policy/traced.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/stream.hpp"
+#include "tarn/report/stats.hpp"
 #include "tarn/source/cuda_async.hpp"
 #include "tarn/source/cuda_pages.hpp"
 #include "tarn/source/host_memory.hpp"
@@ -53,6 +55,29 @@ void fences_and_poison(trial& t) {
   t.heal();
   (void)held.get(a, 3_MiB);
   held.empty_out("with fences");
+}
+
+/// Blocks of a capture are not filled: the layer notes them instead.
+void poison_in_a_capture(trial& t) {
+  stream const a(t.driver());
+  auto memory =
+      basic_pages<sited_driver>(t.driver()) | pooled{} | order_watched{t.machine()} | poisoned{} | tracked{};
+  std::optional<graph_memory<decltype(memory)>> graphs;
+  void* p = nullptr;
+  t.attempt("make a graph_memory", [&] { graphs.emplace(memory); });
+  if (graphs.has_value()) {
+    std::optional<capture_scope> scope;
+    t.attempt("open a capture_scope", [&] { scope.emplace(*graphs, a); });
+    if (scope.has_value() && t.begin_capture(a)) {
+      t.attempt("allocate while captured", [&] { p = memory.allocate(a, 1_MiB); });
+      t.check(t.end_capture(a) || t.struck(), "the capture was invalidated");
+    }
+  }
+  if (p != nullptr) memory.deallocate(a, p, 1_MiB);
+  graphs.reset();
+  t.wait_for(a);
+  t.heal();
+  t.check_equal(memory_allocated(memory), 0, "bytes live after a capture with poison");
 }
 
 void reserving(trial& t) {
@@ -301,6 +326,7 @@ void watching(trial& t) {
 
 constexpr scene all[] = {
     {"fences_and_poison", small_machine, fences_and_poison},
+    {"poison_in_a_capture", small_machine, poison_in_a_capture},
     {"checks", small_machine, checks},
     {"fallback", small_machine, fallback},
     {"fallback_uses", small_machine, fallback_uses, false, false, true},

@@ -598,6 +598,41 @@ void graph_memories_marking_all(trial& t) {
   graph_memories_on(t, t.driver_that_marks_all());
 }
 
+/// A block that the graph of one owner uses is freed in the capture of another one: it waits for the end of
+/// both.
+void graphs_of_two_owners(trial& t) {
+  stream const a(t.driver()), b(t.driver());
+  held_blocks held(t, watched_pool(t));
+  auto& memory = held.memory();
+  using owner_type = graph_memory<std::remove_reference_t<decltype(memory)>>;
+  std::optional<owner_type> first, second;
+  t.attempt("make a graph_memory", [&] { first.emplace(memory); });
+  t.attempt("make another one", [&] { second.emplace(memory); });
+  void* p = nullptr;
+  t.attempt("allocate", [&] { p = memory.allocate(a, 300'000); });
+  auto const in_capture = [&](std::optional<owner_type>& owner, stream const& on, auto const& act) {
+    std::optional<capture_scope> scope;
+    if (owner.has_value()) t.attempt("open a capture_scope", [&] { scope.emplace(*owner, on); });
+    if (!scope.has_value() || !t.begin_capture(on)) return;
+    act();
+    t.check(t.end_capture(on) || t.struck(), "the capture was invalidated");
+  };
+  in_capture(first, a, [&] {
+    t.attempt("record a use of the first", [&] {
+      if (p != nullptr) memory.record_stream(p, 300'000, a);
+    });
+  });
+  in_capture(second, b, [&] {
+    if (p != nullptr) memory.deallocate(b, detail::exchange(p, nullptr), 300'000);
+  });
+  if (p != nullptr) memory.deallocate(a, p, 300'000);
+  first.reset();
+  second.reset();
+  t.heal();
+  (void)held.get(a, 20_MiB);
+  held.empty_out("after graphs of two owners");
+}
+
 constexpr scene all[] = {
     {"growth_and_remap", small_machine, growth_and_remap},
     {"growth_while_roomy", roomy_machine, growth_while_roomy, false, true},
@@ -611,6 +646,7 @@ constexpr scene all[] = {
     {"capture", small_machine, capture},
     {"graph_memories", small_machine, graph_memories},
     {"graph_memories_marking_all", small_machine, graph_memories_marking_all},
+    {"graphs_of_two_owners", small_machine, graphs_of_two_owners},
     {"over_cuda_malloc", small_machine, over_blocks<basic_malloc>},
     {"over_pinned", small_machine, over_blocks<basic_pinned>},
     {"over_managed", small_machine, over_blocks<basic_managed>},

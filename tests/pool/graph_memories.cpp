@@ -130,6 +130,22 @@ TEST_CASE("captured_handles assigns an identity to a captured stream until no sc
   CHECK(captured_handles::find(&handles[2]) == stream_ref::unknown_id);
 }
 
+TEST_CASE("captured_handles that are full assign no identity until no scope is open", "[graph_memories]") {
+  using detail::captured_handles;
+  std::vector<int> handles(10'000);
+  detail::capture_gate::begin_capture();
+  std::size_t known = 0;
+  while (known < handles.size() && captured_handles::add_unknown(&handles[known]) != stream_ref::unknown_id)
+    ++known;
+  CHECK(known != 0);
+  CHECK(known < handles.size());
+  CHECK(captured_handles::find(&handles[known]) == stream_ref::unknown_id);
+  detail::capture_gate::end_capture();
+  detail::capture_gate::begin_capture();
+  CHECK(captured_handles::add_unknown(&handles[known]) != stream_ref::unknown_id);
+  detail::capture_gate::end_capture();
+}
+
 TEST_CASE("captured_handles can be used in a child that is forked while other threads use them",
           "[pool][graph_memories][capture][at_fork]") {
   std::atomic<bool> over{false};

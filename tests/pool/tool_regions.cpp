@@ -419,8 +419,13 @@ TEST_CASE("register_heap of the simulated tool refuses the heaps that compute-sa
   CHECK(machine.tool_findings().size() == 3);
   void* const heap = driver.memory_tool().register_heap(whole + 1_KiB, 1_KiB);  // a part is accepted
   CHECK(heap != nullptr);
-  driver.memory_tool().unregister_heap(heap);
   CHECK(machine.tool_findings().size() == 3);
+  driver.memory_tool().register_region(heap, whole + 1_KiB, 512);
+  driver.memory_tool().register_region(heap, whole + 1_KiB + 256, 512);  // over the other
+  CHECK(machine.tool_findings().size() == 4);
+  driver.memory_tool().register_region(heap, whole + 2_KiB, 512);  // outside its heap
+  CHECK(machine.tool_findings().size() == 5);
+  driver.memory_tool().unregister_heap(heap);
   blocks.deallocate_sync(whole, 4_KiB);
   ordered.deallocate_sync(p, 4_KiB);
   pages.unmap(range, 2_MiB);

@@ -968,6 +968,53 @@ TEST_CASE("both pools of fallback_to keep a graph's memory", "[graph_memory]") {
   memory.deallocate(a, s, 6 << 20);
 }
 
+TEST_CASE("a stream joins the captures of both pools of fallback_to", "[graph_memory]") {
+  sim_options o;
+  o.capacity = 64 << 20;
+  o.taken = 0;
+  device d(o);
+  auto memory = d.pages() | pooled{} | limited{8 << 20} |
+                fallback_to{basic_managed<sim_marking_driver>(d.driver) | pooled{}};
+  device::stream_type a{d.driver}, b{d.driver};
+  event_handle fork = nullptr;
+  REQUIRE(d.driver.create_event(fork).ok());
+  graph_memory graph{memory};
+  capture c(d.machine, graph, a);
+  REQUIRE((d.driver.record_event(fork, a).ok() && d.driver.wait_event(b, fork).ok()));
+  c.scope.join(b);
+  void* const p = memory.allocate(b, 6 << 20);
+  void* const q = memory.allocate(b, 6 << 20);  // beyond the limit
+  CHECK(graph.state().allocated == 12 << 20);
+  memory.deallocate(b, p, 6 << 20);
+  memory.deallocate(b, q, 6 << 20);
+  REQUIRE((d.driver.record_event(fork, b).ok() && d.driver.wait_event(a, fork).ok()));
+  c.end();
+  CHECK(graph.state().reserved >= 12 << 20);
+  CHECK(d.driver.destroy_event(fork).ok());
+  CHECK(d.machine.findings().empty());
+}
+
+TEST_CASE("a scope that the second pool of fallback_to refuses is not open in the first", "[graph_memory]") {
+  device d;
+  auto first = d.pages() | pooled{};
+  auto second = d.pages() | pooled{};
+  auto memory = first | fallback_to{second};
+  device::stream_type a{d.driver};
+  graph_memory of_second{second};
+  graph_memory of_both{memory};
+  {
+    capture_scope const scope(of_second, a);
+    CHECK_THROWS_AS(capture_scope(of_both, a), cuda_error);
+    void* const p = first.allocate(a, 4096);  // of no capture
+    CHECK(of_both.state().allocated == 0);
+    first.deallocate(a, p, 4096);
+  }
+  capture c(d.machine, of_both, a);
+  void* const p = memory.allocate(a, 4096);
+  CHECK(of_both.state().allocated == 4096);
+  memory.deallocate(a, p, 4096);
+}
+
 TEST_CASE("scopes that cannot be opened change nothing", "[graph_memory]") {
   device d;
   auto pool = d.pages() | pooled{};

@@ -504,6 +504,72 @@ TEST_CASE("what a capture has used of a growing buffer is kept for its graph",
   }
 }
 
+TEST_CASE("a growing buffer refuses to grow in a capture, and grows after it",
+          "[raii][pages][growing_buffer]") {
+  machine_and_pool t;
+  graph_memory graphs(t.memory);
+  machine_and_pool::buffer_type buffer(t.memory, 64 * per_mib, t.stream);
+  append_numbered(buffer, 8);
+  {
+    capture_scope const scope(graphs, t.stream);
+    sim_graph graph;
+    REQUIRE(t.machine.begin_capture(t.stream).ok());
+    CHECK_THROWS_AS(buffer.reserve(32 * per_mib), cuda_error);
+    REQUIRE(t.machine.end_capture(t.stream, graph).ok());
+  }
+  CHECK(buffer.size() == 8 * per_mib);
+  append_numbered(buffer, 24);
+  CHECK(has_its_numbers(buffer));
+}
+
+TEST_CASE("a growing buffer does not grow over pages that it gave back and that are pinned",
+          "[raii][pages][growing_buffer]") {
+  machine_and_pool t;
+  machine_and_pool::buffer_type buffer(t.memory, 64 * per_mib, t.stream, {8_MiB});
+  append_numbered(buffer, 16);
+  {
+    page_pin const pin(t.memory, buffer.data() + 8 * per_mib, 8_MiB);
+    buffer.resize(8 * per_mib);
+    buffer.shrink_to_fit();
+    auto const other = make_device_buffer<char>(t.memory, 8_MiB, t.stream);  // takes them
+    CHECK_THROWS_AS(buffer.reserve(16 * per_mib), misuse);
+    CHECK(buffer.capacity() == 8 * per_mib);
+  }
+  append_numbered(buffer, 8);
+  CHECK(has_its_numbers(buffer));
+}
+
+namespace {
+/// A layer that moves blocks, and does not hide allocate_at().
+template <class Upstream>
+struct moving_layer : resource_adaptor<moving_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<moving_layer, Upstream>;
+  template <class Options>
+  moving_layer(Upstream upstream, Options const&) : base(std::move(upstream)) {}
+  void* allocate_at(stream_ref stream, void* at, std::size_t bytes, std::size_t alignment) {
+    auto* const p = static_cast<std::byte*>(base::allocate_at(stream, at, bytes, alignment));
+    return p + 256;
+  }
+  void deallocate_at(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    base::deallocate_at(stream, static_cast<std::byte*>(p) - 256, bytes, alignment);
+  }
+};
+struct moving {
+  template <class Upstream>
+  using layer = moving_layer<Upstream>;
+};
+}  // namespace
+
+TEST_CASE("a growing buffer refuses a layer that moves its blocks, and keeps nothing",
+          "[raii][pages][growing_buffer]") {
+  sim_machine const machine;
+  auto memory = sim_pages(machine.driver()) | pooled{} | tracked{} | moving{};
+  growing_buffer<float, decltype(memory)> buffer(memory, 64 * per_mib, stream_ref{});
+  CHECK_THROWS_AS(buffer.reserve(per_mib), misuse);
+  CHECK(buffer.capacity() == 0);
+  CHECK(memory_allocated(memory) == 0);
+}
+
 TEST_CASE("buffers that come and go leave no addresses and no mappings", "[raii][pages][growing_buffer]") {
   machine_and_pool t;
   for (int i = 0; i < 3000; ++i) {

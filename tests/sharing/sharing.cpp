@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -485,6 +486,29 @@ TEST_CASE("a socket that passes credentials, too, has room for all descriptors",
   auto const imported = while_sending(block, c, [&] { return receive_block(c.importer.get(), memory); });
   CHECK(imported.size_bytes() == 300_MiB);
   memory.deallocate({}, p, 300_MiB);
+}
+
+TEST_CASE("unix_socket reports descriptors that its process has no room for",
+          "[raii][sharing][no_emulator]") {
+  pid_t const child = in_another_process([] {
+    connection c;
+    std::byte const sent{1};
+    int const descriptors[] = {STDIN_FILENO, STDOUT_FILENO};
+    detail::unix_socket(c.exporter.get(), default_sharing_timeout).send({&sent, 1}, descriptors);
+    ::rlimit low{};
+    (void)::getrlimit(RLIMIT_NOFILE, &low);
+    low.rlim_cur = 0;
+    (void)::setrlimit(RLIMIT_NOFILE, &low);
+    std::byte got{};
+    std::vector<unique_descriptor> received;
+    bool const reported =
+        failure_of([&] {
+          detail::unix_socket(c.importer.get(), default_sharing_timeout).receive({&got, 1}, &received);
+          return 0;
+        }) == sharing_failure::system;
+    return reported ? 0 : 1;
+  });
+  CHECK(status_of(child) == 0);
 }
 
 TEST_CASE("unix_socket gives up a peer that sends single bytes after the limit of the whole step",
