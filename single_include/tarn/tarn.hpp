@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_f062096f
+#define TARN_NAMESPACE tarn::inline v0_2_0_76bccab6
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -25430,25 +25430,34 @@ template <has_driver Resource>
                                                        default_streams_of<Resource>()};
 }
 /// Calls f(driver, stream) for a stream that has its identity. Where it may be the default stream of any
-/// device, it is that of each device in use, unless it is captured: other devices' streams are not.
+/// device, it is that of each device in use, unless it is captured. Returns false if those of other devices
+/// were left out, since a capture is open: their use would end it.
 template <class Driver, class F>
-void for_each_named(driven_stream<Driver> const& named, F const& f) {
+bool for_each_named(driven_stream<Driver> const& named, F const& f) {
   auto const& [driver, stream, which] = named;
   bool const is_any = is_of_any_device(driver, stream, which) &&
                       (is_legacy_stream<Driver>(stream) || !is_capturing(driver_of(driver, stream), stream));
-  if (!is_any) return f(driver, stream);
   device_id const own = device_of(driver, stream);
-  for_each_device_in_use(driver,
-                         [&](Driver const& there) { f(there, default_stream_on(there, own, named.stream)); });
+  f(driver, stream);
+  if (!is_any) return true;
+  capture_gate::passage const none_begins;
+  if (!none_begins) return false;
+  for_each_device_in_use(driver, [&](Driver const& there) {
+    if (there.device() != own) f(there, default_stream_on(there, own, named.stream));
+  });
+  return true;
 }
 /// Orders later work on `after` behind the earlier work on a block of `memory` whose stream is `before`. Both
-/// have their identities. @throws cuda_error
+/// have their identities. @throws cuda_error  also if it must wait for default streams of other devices while
+/// a capture is open
 template <has_driver Resource>
 void order_streams(Resource const& memory, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {
-  for_each_named(stream_on(memory, before), [&](auto const& there, stream_ref its) {
-    order_streams(memory.driver(), after, there, its, where);
+  auto const& driver = memory.driver();
+  bool const all = for_each_named(stream_on(memory, before), [&](auto const& there, stream_ref its) {
+    order_streams(driver, after, there, its, where);
   });
+  if (!all && !same_stream(after, before)) must_succeed(driver, refused_for_capture("wait_event"), where);
 }
 /// Changes the stream of an owner to `next`. Later work on that waits, on the device, for what was enqueued
 /// on the old one, if there is a block. @throws misuse, cuda_error  nothing has changed
@@ -25466,15 +25475,16 @@ void change_stream(Resource const& memory, void const* block, stream_ref& stream
 namespace TARN_NAMESPACE::detail {
 
 /// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their
-/// later work waits for it. One that may be the default stream of any device is that of each device in use. A
-/// stream equal to `on` costs nothing; any other costs two events. If one of the others cannot be made to
-/// wait, the host waits for the work instead. @throws what enqueue throws; cuda_error
+/// later work waits for it. One that may be the default stream of any device is that of each device in use,
+/// while no capture is open. A stream equal to `on` costs nothing; any other costs two events. If one of the
+/// others cannot be made to wait, the host waits for the work instead. @throws what enqueue throws;
+/// cuda_error
 template <class Driver, class Enqueue, class... Others>
 void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location where,
              Others const&... others) {
   auto const for_each_stream = [&](auto const& f) {
-    for_each_named(on, f);
-    (for_each_named(others, f), ...);
+    (void)for_each_named(on, f);
+    ((void)for_each_named(others, f), ...);
   };
   for_each_stream(
       [&](Driver const& there, stream_ref its) { order_streams(on.driver, on.stream, there, its, where); });

@@ -1946,8 +1946,22 @@ PLANTED = {
         Mutant(
             "the default stream of host memory is ordered as that of one device",
             "raii/stream.hpp",
-            "  if (!is_any) return f(driver, stream);\n",
-            "  if (!is_any || stream.id() != 0) return f(driver, stream);\n",
+            "  if (!is_any) return true;\n",
+            "  if (!is_any || stream.id() != 0) return true;\n",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
+            "a copy ends the capture of another device",
+            "raii/stream.hpp",
+            "  if (!none_begins) return false;\n",
+            "",
+            profile="devices",
+        ),
+        Mutant(
+            "a block changes its stream without the default streams of other devices, while a capture is open",
+            "raii/stream.hpp",
+            "  if (!all && !same_stream(after, before)) must_succeed",
+            "  if (all && !same_stream(after, before) && after == before) must_succeed",
             finder="tests/raii/other_device.cpp",
         ),
         Mutant(
@@ -1960,7 +1974,7 @@ PLANTED = {
         Mutant(
             "a copy into host memory runs before what other devices write there on their default streams",
             "raii/copy.hpp",
-            "    for_each_named(on, f);\n",
+            "    (void)for_each_named(on, f);\n",
             "",
             finder="tests/raii/other_device.cpp",
         ),

@@ -4,10 +4,12 @@
 // is bounded.
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -520,6 +522,41 @@ TEST_CASE("a copy on a captured per-thread stream leaves the default streams of 
   }
   REQUIRE(t.first.synchronize_stream(per_thread).ok());
   CHECK(to.data()[n - 1] == 7);
+  CHECK(t.machine.findings().empty());
+}
+
+TEST_CASE("a copy ends no capture on another device, and a buffer changes its stream after it",
+          "[raii][other_device][captures]") {
+  two_devices<sim_driver> t;
+  auto const memory = basic_managed<sim_driver>{t.first} | pooled{};
+  basic_stream<sim_driver> const captured{t.other};
+  basic_stream<sim_driver> const own{t.first};
+  auto from = make_device_buffer<char>(memory, n, stream_ref{});
+  from.fill(std::byte{7});
+  auto to = make_device_buffer<char>(memory, n, stream_ref{});
+  graph_memory graphs(memory);
+  std::atomic<int> step{0};
+  bool is_whole = false;
+  std::thread other([&] {
+    capture_scope const scope(graphs, captured);
+    sim_graph graph;
+    bool const begun = t.other.begin_capture(captured).ok();
+    step = 1;
+    while (step != 2) std::this_thread::yield();
+    is_whole = begun && t.other.end_capture(captured, graph).ok();
+  });
+  while (step != 1) std::this_thread::yield();
+  to.copy_from(from);
+  from.resize(2 * n);
+  CHECK_THROWS_AS(from.set_stream(own), cuda_error);
+  CHECK(from.stream() == default_stream(t.first));
+  step = 2;
+  other.join();
+  CHECK(is_whole);
+  from.set_stream(own);
+  (void)t.good_reads();
+  CHECK(to.data()[n - 1] == 7);
+  CHECK(from.data()[n - 1] == 7);
   CHECK(t.machine.findings().empty());
 }
 

@@ -10,6 +10,7 @@
 #include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 
@@ -211,25 +212,34 @@ template <has_driver Resource>
                                                        default_streams_of<Resource>()};
 }
 /// Calls f(driver, stream) for a stream that has its identity. Where it may be the default stream of any
-/// device, it is that of each device in use, unless it is captured: other devices' streams are not.
+/// device, it is that of each device in use, unless it is captured. Returns false if those of other devices
+/// were left out, since a capture is open: their use would end it.
 template <class Driver, class F>
-void for_each_named(driven_stream<Driver> const& named, F const& f) {
+bool for_each_named(driven_stream<Driver> const& named, F const& f) {
   auto const& [driver, stream, which] = named;
   bool const is_any = is_of_any_device(driver, stream, which) &&
                       (is_legacy_stream<Driver>(stream) || !is_capturing(driver_of(driver, stream), stream));
-  if (!is_any) return f(driver, stream);
   device_id const own = device_of(driver, stream);
-  for_each_device_in_use(driver,
-                         [&](Driver const& there) { f(there, default_stream_on(there, own, named.stream)); });
+  f(driver, stream);
+  if (!is_any) return true;
+  capture_gate::passage const none_begins;
+  if (!none_begins) return false;
+  for_each_device_in_use(driver, [&](Driver const& there) {
+    if (there.device() != own) f(there, default_stream_on(there, own, named.stream));
+  });
+  return true;
 }
 /// Orders later work on `after` behind the earlier work on a block of `memory` whose stream is `before`. Both
-/// have their identities. @throws cuda_error
+/// have their identities. @throws cuda_error  also if it must wait for default streams of other devices while
+/// a capture is open
 template <has_driver Resource>
 void order_streams(Resource const& memory, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {
-  for_each_named(stream_on(memory, before), [&](auto const& there, stream_ref its) {
-    order_streams(memory.driver(), after, there, its, where);
+  auto const& driver = memory.driver();
+  bool const all = for_each_named(stream_on(memory, before), [&](auto const& there, stream_ref its) {
+    order_streams(driver, after, there, its, where);
   });
+  if (!all && !same_stream(after, before)) must_succeed(driver, refused_for_capture("wait_event"), where);
 }
 /// Changes the stream of an owner to `next`. Later work on that waits, on the device, for what was enqueued
 /// on the old one, if there is a block. @throws misuse, cuda_error  nothing has changed
