@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_76bccab6
+#define TARN_NAMESPACE tarn::inline v0_2_0_1c0d4cb8
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -25430,8 +25430,8 @@ template <has_driver Resource>
                                                        default_streams_of<Resource>()};
 }
 /// Calls f(driver, stream) for a stream that has its identity. Where it may be the default stream of any
-/// device, it is that of each device in use, unless it is captured. Returns false if those of other devices
-/// were left out, since a capture is open: their use would end it.
+/// device, it is that of each device in use, unless it is captured. Returns false if that of another device
+/// was left out: while a blocking stream there is captured, its use would end the capture.
 template <class Driver, class F>
 bool for_each_named(driven_stream<Driver> const& named, F const& f) {
   auto const& [driver, stream, which] = named;
@@ -25440,16 +25440,19 @@ bool for_each_named(driven_stream<Driver> const& named, F const& f) {
   device_id const own = device_of(driver, stream);
   f(driver, stream);
   if (!is_any) return true;
-  capture_gate::passage const none_begins;
-  if (!none_begins) return false;
+  bool all = true;
   for_each_device_in_use(driver, [&](Driver const& there) {
-    if (there.device() != own) f(there, default_stream_on(there, own, named.stream));
+    if (there.device() == own) return;
+    stream_ref const its = default_stream_on(there, own, named.stream);
+    bool capturing = false;
+    bool const may_be_used = there.is_capturing(its, capturing).ok() && !capturing;
+    if (may_be_used) f(there, its);
+    all = all && may_be_used;
   });
-  return true;
+  return all;
 }
 /// Orders later work on `after` behind the earlier work on a block of `memory` whose stream is `before`. Both
-/// have their identities. @throws cuda_error  also if it must wait for default streams of other devices while
-/// a capture is open
+/// have their identities. @throws cuda_error  also where the default stream of another device is left out
 template <has_driver Resource>
 void order_streams(Resource const& memory, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {
@@ -25476,9 +25479,9 @@ namespace TARN_NAMESPACE::detail {
 
 /// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their
 /// later work waits for it. One that may be the default stream of any device is that of each device in use,
-/// while no capture is open. A stream equal to `on` costs nothing; any other costs two events. If one of the
-/// others cannot be made to wait, the host waits for the work instead. @throws what enqueue throws;
-/// cuda_error
+/// but for devices where a blocking stream is captured. A stream equal to `on` costs nothing; any other costs
+/// two events. If one of the others cannot be made to wait, the host waits for the work instead. @throws what
+/// enqueue throws; cuda_error
 template <class Driver, class Enqueue, class... Others>
 void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location where,
              Others const&... others) {

@@ -1953,8 +1953,8 @@ PLANTED = {
         Mutant(
             "a copy ends the capture of another device",
             "raii/stream.hpp",
-            "  if (!none_begins) return false;\n",
-            "",
+            "    bool const may_be_used = there.is_capturing(its, capturing).ok() && !capturing;\n",
+            "    bool const may_be_used = !capturing;\n",
             profile="devices",
         ),
         Mutant(

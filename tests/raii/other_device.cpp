@@ -532,7 +532,10 @@ TEST_CASE("a copy ends no capture on another device, and a buffer changes its st
           "[raii][other_device][captures]") {
   two_devices<sim_driver> t;
   auto const memory = basic_managed<sim_driver>{t.first} | pooled{};
-  basic_stream<sim_driver> const captured{t.other};
+  bool const is_blocking = GENERATE(true, false);
+  basic_stream<sim_driver> const beside_legacy{t.other};
+  stream_ref captured = beside_legacy;
+  if (is_blocking) REQUIRE(t.machine.create_blocking_stream(device_id{1}, captured).ok());
   basic_stream<sim_driver> const own{t.first};
   auto from = make_device_buffer<char>(memory, n, stream_ref{});
   from.fill(std::byte{7});
@@ -551,8 +554,12 @@ TEST_CASE("a copy ends no capture on another device, and a buffer changes its st
   while (step != 1) std::this_thread::yield();
   to.copy_from(from);
   from.resize(2 * n);
-  CHECK_THROWS_AS(from.set_stream(own), cuda_error);
-  CHECK(from.stream() == default_stream(t.first));
+  if (is_blocking) {
+    CHECK_THROWS_AS(from.set_stream(own), cuda_error);
+    CHECK(from.stream() == default_stream(t.first));
+  } else {
+    from.set_stream(own);
+  }
   step = 2;
   other.join();
   CHECK(is_whole);
@@ -560,7 +567,9 @@ TEST_CASE("a copy ends no capture on another device, and a buffer changes its st
   (void)t.good_reads();
   CHECK(to.data()[n - 1] == 7);
   CHECK(from.data()[n - 1] == 7);
+  CHECK(t.machine.invalidated_captures() == 0);
   CHECK(t.machine.findings().empty());
+  if (is_blocking) REQUIRE(t.other.destroy_stream(captured).ok());
 }
 
 TEST_CASE("element_reader and collect_batches read host memory behind the current device's default stream",

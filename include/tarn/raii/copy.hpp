@@ -19,9 +19,9 @@ namespace TARN_NAMESPACE::detail {
 
 /// Calls `enqueue`, which puts work on `on`, behind all work enqueued so far on the other streams; their
 /// later work waits for it. One that may be the default stream of any device is that of each device in use,
-/// while no capture is open. A stream equal to `on` costs nothing; any other costs two events. If one of the
-/// others cannot be made to wait, the host waits for the work instead. @throws what enqueue throws;
-/// cuda_error
+/// but for devices where a blocking stream is captured. A stream equal to `on` costs nothing; any other costs
+/// two events. If one of the others cannot be made to wait, the host waits for the work instead. @throws what
+/// enqueue throws; cuda_error
 template <class Driver, class Enqueue, class... Others>
 void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location where,
              Others const&... others) {

@@ -10,7 +10,6 @@
 #include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 
@@ -212,8 +211,8 @@ template <has_driver Resource>
                                                        default_streams_of<Resource>()};
 }
 /// Calls f(driver, stream) for a stream that has its identity. Where it may be the default stream of any
-/// device, it is that of each device in use, unless it is captured. Returns false if those of other devices
-/// were left out, since a capture is open: their use would end it.
+/// device, it is that of each device in use, unless it is captured. Returns false if that of another device
+/// was left out: while a blocking stream there is captured, its use would end the capture.
 template <class Driver, class F>
 bool for_each_named(driven_stream<Driver> const& named, F const& f) {
   auto const& [driver, stream, which] = named;
@@ -222,16 +221,19 @@ bool for_each_named(driven_stream<Driver> const& named, F const& f) {
   device_id const own = device_of(driver, stream);
   f(driver, stream);
   if (!is_any) return true;
-  capture_gate::passage const none_begins;
-  if (!none_begins) return false;
+  bool all = true;
   for_each_device_in_use(driver, [&](Driver const& there) {
-    if (there.device() != own) f(there, default_stream_on(there, own, named.stream));
+    if (there.device() == own) return;
+    stream_ref const its = default_stream_on(there, own, named.stream);
+    bool capturing = false;
+    bool const may_be_used = there.is_capturing(its, capturing).ok() && !capturing;
+    if (may_be_used) f(there, its);
+    all = all && may_be_used;
   });
-  return true;
+  return all;
 }
 /// Orders later work on `after` behind the earlier work on a block of `memory` whose stream is `before`. Both
-/// have their identities. @throws cuda_error  also if it must wait for default streams of other devices while
-/// a capture is open
+/// have their identities. @throws cuda_error  also where the default stream of another device is left out
 template <has_driver Resource>
 void order_streams(Resource const& memory, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {
