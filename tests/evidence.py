@@ -52,10 +52,10 @@ def git(*arguments):
 
 
 def changed_lines(commit):
-    """The lines of include/ that were added and removed since a commit; None where the commit is not known."""
+    """The lines of headers that were added and removed since a commit; None where the commit is not known."""
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         return None
-    counts = (line.split("\t") for line in git("diff", "--numstat", commit, "--", "include").splitlines())
+    counts = (line.split("\t") for line in git("diff", "--numstat", commit, "--", "include/*.hpp").splitlines())
     return sum(int(added) + int(removed) for added, removed, name in counts if not name.endswith("version.hpp"))
 
 
