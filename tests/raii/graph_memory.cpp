@@ -942,13 +942,23 @@ TEST_CASE("a sleeping pool reports nothing as held for graphs", "[graph_memory][
   d.clean();
 }
 
-TEST_CASE("both pools of fallback_to keep a graph's memory", "[graph_memory]") {
+namespace {
+sim_options small_device() {
   sim_options o;
   o.capacity = 64 << 20;
   o.taken = 0;
-  device d(o);
-  auto memory = d.pages() | pooled{} | limited{8 << 20} |
-                fallback_to{basic_managed<sim_marking_driver>(d.driver) | pooled{}};
+  return o;
+}
+/// What is beyond 8 MiB is in a second pool.
+auto limited_with_fallback(device const& d) {
+  return d.pages() | pooled{} | limited{8 << 20} |
+         fallback_to{basic_managed<sim_marking_driver>(d.driver) | pooled{}};
+}
+}  // namespace
+
+TEST_CASE("both pools of fallback_to keep a graph's memory", "[graph_memory]") {
+  device d(small_device());
+  auto memory = limited_with_fallback(d);
   device::stream_type a{d.driver};
   graph_memory graph{memory};
   void* p = nullptr;
@@ -969,12 +979,8 @@ TEST_CASE("both pools of fallback_to keep a graph's memory", "[graph_memory]") {
 }
 
 TEST_CASE("a stream joins the captures of both pools of fallback_to", "[graph_memory]") {
-  sim_options o;
-  o.capacity = 64 << 20;
-  o.taken = 0;
-  device d(o);
-  auto memory = d.pages() | pooled{} | limited{8 << 20} |
-                fallback_to{basic_managed<sim_marking_driver>(d.driver) | pooled{}};
+  device d(small_device());
+  auto memory = limited_with_fallback(d);
   device::stream_type a{d.driver}, b{d.driver};
   event_handle fork = nullptr;
   REQUIRE(d.driver.create_event(fork).ok());
