@@ -21,7 +21,7 @@ CLASSES = [
     ("pool/cache/thread_cache.hpp", "class thread_exit {"),
     ("pool/cache/thread_cache.hpp", "struct pool_link {"),
     ("pool/heap.hpp", "class heap {"),
-    ("pool/other_pools.hpp", "struct list {"),
+    ("pool/other_pools.hpp", "struct pool_list {"),
 ]
 
 
