@@ -4,11 +4,13 @@
 // calls are made to fail.
 
 #include <cstddef>
+#include <optional>
 #include <utility>
 
 #include "faults/trial.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/cuda_pages.hpp"
 
@@ -38,6 +40,18 @@ template <class Driver>
 inline void write(trial& t, stream_ref s, void* p, std::size_t bytes) {
   host_faults::not_counted const own;
   if (p != nullptr) (void)t.machine().launch(s, 1'000'000'000, {sim_writes(p, bytes)});
+}
+
+/// Calls act(scope) while a stream is captured for an owner of graphs, if there is one, and both its scope
+/// and the capture begin.
+template <class Owner, class Stream, class Act>
+void in_capture(trial& t, std::optional<Owner>& owner, Stream const& on, Act const& act) {
+  if (!owner.has_value()) return;
+  std::optional<capture_scope> scope;
+  t.attempt("open a capture_scope", [&] { scope.emplace(*owner, on); });
+  if (!scope.has_value() || !t.begin_capture(on)) return;
+  act(*scope);
+  t.check(t.end_capture(on) || t.struck(), "the capture was invalidated");
 }
 
 }  // namespace tarn_test

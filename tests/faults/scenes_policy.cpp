@@ -65,14 +65,9 @@ void poison_in_a_capture(trial& t) {
   std::optional<graph_memory<decltype(memory)>> graphs;
   void* p = nullptr;
   t.attempt("make a graph_memory", [&] { graphs.emplace(memory); });
-  if (graphs.has_value()) {
-    std::optional<capture_scope> scope;
-    t.attempt("open a capture_scope", [&] { scope.emplace(*graphs, a); });
-    if (scope.has_value() && t.begin_capture(a)) {
-      t.attempt("allocate while captured", [&] { p = memory.allocate(a, 1_MiB); });
-      t.check(t.end_capture(a) || t.struck(), "the capture was invalidated");
-    }
-  }
+  in_capture(t, graphs, a, [&](capture_scope&) {
+    t.attempt("allocate while captured", [&] { p = memory.allocate(a, 1_MiB); });
+  });
   if (p != nullptr) memory.deallocate(a, p, 1_MiB);
   graphs.reset();
   t.wait_for(a);

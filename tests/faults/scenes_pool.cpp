@@ -318,16 +318,11 @@ void with_a_tool(trial& t) {
     using memory_type = std::remove_reference_t<decltype(held.memory())>;
     std::optional<graph_memory<memory_type>> owner;
     t.attempt("make a graph_memory", [&] { owner.emplace(held.memory()); });
-    if (owner.has_value()) {
-      std::optional<capture_scope> scope;
-      t.attempt("open a capture_scope", [&] { scope.emplace(*owner, a); });
-      if (scope.has_value() && t.begin_capture(a)) {
-        void* of_graph = nullptr;
-        t.attempt("allocate for a graph", [&] { of_graph = held.memory().allocate(a, 2_MiB); });
-        if (of_graph != nullptr) held.memory().deallocate(a, of_graph, 2_MiB);
-        t.check(t.end_capture(a) || t.struck(), "the capture was invalidated");
-      }
-    }
+    in_capture(t, owner, a, [&](capture_scope&) {
+      void* of_graph = nullptr;
+      t.attempt("allocate for a graph", [&] { of_graph = held.memory().allocate(a, 2_MiB); });
+      if (of_graph != nullptr) held.memory().deallocate(a, of_graph, 2_MiB);
+    });
     owner.reset();
     held.give(small);
     void* const wide = held.get(b, 26_MiB);
@@ -559,23 +554,18 @@ void graph_memories_on(trial& t, Driver const& driver) {
     void* const on_default = held.get(by_default, 2000);
     t.attempt("make a graph_memory", [&] { memory.emplace(held.memory()); });
     void* of_graph = nullptr;
-    if (memory.has_value()) {
-      std::optional<capture_scope> scope;
-      t.attempt("open a capture_scope", [&] { scope.emplace(*memory, a); });
-      if (scope.has_value() && t.begin_capture(a)) {
-        void* p = nullptr;
-        t.attempt("allocate while captured", [&] { p = held.memory().allocate(a, 5_MiB); });
-        if (p != nullptr) {
-          t.attempt("record a use of a bare stream", [&] { held.memory().record_stream(p, 5_MiB, bare(a)); });
-          held.memory().deallocate(a, p, 5_MiB);
-        }
-        held.give(eager);
-        held.give(on_default);
-        t.attempt("join a bare stream", [&] { scope->join(bare(b)); });
-        t.attempt("allocate little while captured", [&] { of_graph = held.memory().allocate(a, 1000); });
-        t.check(t.end_capture(a) || t.struck(), "the capture was invalidated");
+    in_capture(t, memory, a, [&](capture_scope& scope) {
+      void* p = nullptr;
+      t.attempt("allocate while captured", [&] { p = held.memory().allocate(a, 5_MiB); });
+      if (p != nullptr) {
+        t.attempt("record a use of a bare stream", [&] { held.memory().record_stream(p, 5_MiB, bare(a)); });
+        held.memory().deallocate(a, p, 5_MiB);
       }
-    }
+      held.give(eager);
+      held.give(on_default);
+      t.attempt("join a bare stream", [&] { scope.join(bare(b)); });
+      t.attempt("allocate little while captured", [&] { of_graph = held.memory().allocate(a, 1000); });
+    });
     if (of_graph != nullptr && round == 0) {
       t.attempt("record a use", [&] { held.memory().record_stream(of_graph, 1000, b); });
       held.memory().deallocate(b, of_graph, 1000);
@@ -604,25 +594,17 @@ void graphs_of_two_owners(trial& t) {
   stream const a(t.driver()), b(t.driver());
   held_blocks held(t, watched_pool(t));
   auto& memory = held.memory();
-  using owner_type = graph_memory<std::remove_reference_t<decltype(memory)>>;
-  std::optional<owner_type> first, second;
+  std::optional<graph_memory<std::remove_reference_t<decltype(memory)>>> first, second;
   t.attempt("make a graph_memory", [&] { first.emplace(memory); });
   t.attempt("make another one", [&] { second.emplace(memory); });
   void* p = nullptr;
   t.attempt("allocate", [&] { p = memory.allocate(a, 300'000); });
-  auto const in_capture = [&](std::optional<owner_type>& owner, stream const& on, auto const& act) {
-    std::optional<capture_scope> scope;
-    if (owner.has_value()) t.attempt("open a capture_scope", [&] { scope.emplace(*owner, on); });
-    if (!scope.has_value() || !t.begin_capture(on)) return;
-    act();
-    t.check(t.end_capture(on) || t.struck(), "the capture was invalidated");
-  };
-  in_capture(first, a, [&] {
+  in_capture(t, first, a, [&](capture_scope&) {
     t.attempt("record a use of the first", [&] {
       if (p != nullptr) memory.record_stream(p, 300'000, a);
     });
   });
-  in_capture(second, b, [&] {
+  in_capture(t, second, b, [&](capture_scope&) {
     if (p != nullptr) memory.deallocate(b, detail::exchange(p, nullptr), 300'000);
   });
   if (p != nullptr) memory.deallocate(a, p, 300'000);

@@ -154,14 +154,9 @@ void sleeping_with_a_graph_memory(trial& t) {
   std::optional<graph_memory<memory_type>> memory;
   t.attempt("make a graph_memory", [&] { memory.emplace(held.memory()); });
   void* of_graph = nullptr;
-  if (memory.has_value()) {
-    std::optional<capture_scope> scope;
-    t.attempt("open a capture_scope", [&] { scope.emplace(*memory, a); });
-    if (scope.has_value() && t.begin_capture(a)) {
-      t.attempt("allocate while captured", [&] { of_graph = held.memory().allocate(a, 5_MiB); });
-      t.check(t.end_capture(a) || t.struck(), "the capture was invalidated");
-    }
-  }
+  in_capture(t, memory, a, [&](capture_scope&) {
+    t.attempt("allocate while captured", [&] { of_graph = held.memory().allocate(a, 5_MiB); });
+  });
   written.write(of_graph, 5_MiB);
   std::size_t const reserved = held.state().reserved;
   (void)put_to_sleep(t, held.memory(), contents::in_pinned_memory);
