@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_1c0d4cb8
+#define TARN_NAMESPACE tarn::inline v0_2_0_1ce5babb
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -25437,9 +25437,9 @@ bool for_each_named(driven_stream<Driver> const& named, F const& f) {
   auto const& [driver, stream, which] = named;
   bool const is_any = is_of_any_device(driver, stream, which) &&
                       (is_legacy_stream<Driver>(stream) || !is_capturing(driver_of(driver, stream), stream));
-  device_id const own = device_of(driver, stream);
   f(driver, stream);
   if (!is_any) return true;
+  device_id const own = device_of(driver, stream);
   bool all = true;
   for_each_device_in_use(driver, [&](Driver const& there) {
     if (there.device() == own) return;

@@ -218,9 +218,9 @@ bool for_each_named(driven_stream<Driver> const& named, F const& f) {
   auto const& [driver, stream, which] = named;
   bool const is_any = is_of_any_device(driver, stream, which) &&
                       (is_legacy_stream<Driver>(stream) || !is_capturing(driver_of(driver, stream), stream));
-  device_id const own = device_of(driver, stream);
   f(driver, stream);
   if (!is_any) return true;
+  device_id const own = device_of(driver, stream);
   bool all = true;
   for_each_device_in_use(driver, [&](Driver const& there) {
     if (there.device() == own) return;
