@@ -155,8 +155,8 @@ void a_buffer_over_devices(trial& t) {
   t.attempt("make again", [&] { whole.emplace(pools, devices, 5); });
 }
 
-/// Device 1 is in use, so that a block of host memory freed on a default stream waits for the default streams
-/// of both.
+/// Device 1 is in use, so that a block of host memory freed on a default stream, and a copy of one, wait for
+/// the default streams of both.
 void host_memory_on_default_streams(trial& t) {
   stream const other(t.driver(device_id{1}));
   stream const own(t.driver(device_id{0}));
@@ -170,6 +170,10 @@ void host_memory_on_default_streams(trial& t) {
     t.attempt("trim", [&] { (void)memory.trim(0); });
     t.attempt("allocate on a stream of the other device", [&] { p = memory.allocate(other, 1_MiB); });
     memory.deallocate(own, p, 1_MiB);
+    t.attempt("copy a buffer", [&] {
+      device_buffer<char, decltype(memory)> const first(memory, 16, stream_ref{});
+      (void)first.clone(stream_ref{});
+    });
     if (i == 0) t.heal();
   }
 }
