@@ -519,7 +519,7 @@ class no_host_memory {
 };
 }  // namespace
 
-TEST_CASE("sim_driver frees a block where the host has no memory", "[driver][sim][memory]") {
+TEST_CASE("sim_driver frees a block where the host has no memory", "[driver][sim][memory][no_emulator]") {
   sim_machine const machine = small_machine(1_GiB);
   sim_driver const driver = machine.driver();
   void* blocks[3]{};
