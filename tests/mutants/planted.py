@@ -2922,7 +2922,7 @@ PLANTED = {
             "pool/relocate/page_compact.hpp",
             "        sleep_.note_running_copies(growing);\n",
             "",
-            finder="tests/pool/mixed_abilities.cpp",
+            finder="tests/raii/compact.cpp",
         ),
         Mutant(
             "a buffer that ends while its pool sleeps unmaps what is not mapped",
