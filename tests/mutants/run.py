@@ -98,8 +98,6 @@ POLICY_SEEDS = 20
 SCENES = [f"tests/faults/{name}.cpp" for name in ("host_faults", "scenes_owner", "scenes_policy", "scenes_pool", "scenes_source", "scenes_across",
                                                   "scenes_report", "scenes_sleep", "scenes_sharing")]
 FAULTS = {"host faults": ["tests/faults/host_memory.cpp", *SCENES], "driver faults": ["tests/faults/driver_calls.cpp", *SCENES]}
-# Without a system of its own, Thrust takes CUDA's, which only nvcc compiles.
-DEFINITIONS = {"tests/interop/thrust.cpp": ["-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]}
 FAULT_ARGUMENTS = {"host faults": [], "driver faults": ["--few-calls"]}
 FAULT_LIMIT = 600
 
@@ -126,7 +124,7 @@ def compiled(tree, program, finder, optimisation, *options):
     command += [f"-I{ROOT / 'tests/simulation/hooked'}"] if finder == "simulation" else []
     command += [f"-I{tree}"] + ([] if finder == "simulation" else [f"-I{ROOT / 'tests'}"])
     command += ["-DTARN_MATRIX_SHORT"] if finder == "policies" else []
-    command += DEFINITIONS.get(finder, [])
+    command += ["-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]  # Thrust's default is CUDA's, which only nvcc compiles
     command += [str(ROOT / source) for source in sources_of(finder)] + ([] if finder in FINDERS | FAULTS else catch_library())
     done = subprocess.run([*command, "-ldl", "-o", str(program)], capture_output=True, text=True, errors="replace")
     return "" if done.returncode == 0 else done.stderr or "the compiler failed"
