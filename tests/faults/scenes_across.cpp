@@ -155,6 +155,17 @@ void a_buffer_over_devices(trial& t) {
   t.attempt("make again", [&] { whole.emplace(pools, devices, 5); });
 }
 
+/// A kernel on the default stream of a device, of a program that has called cudaSetDevice().
+void write_on(trial& t, device_id device, char* p, char value, sim_nanoseconds takes) {
+  host_faults::not_counted const own;
+  device_id now;
+  (void)sim_driver::current_device(now);
+  (void)sim_driver::set_current_device(device);
+  (void)t.machine().driver(device).launch(stream_ref{}, takes, {sim_writes(p, 1)},
+                                          [p, value] { *p = value; });
+  (void)sim_driver::set_current_device(now);
+}
+
 /// Device 1 is in use, so that a block of host memory freed on a default stream, and a copy of one, wait for
 /// the default streams of both.
 void host_memory_on_default_streams(trial& t) {
@@ -170,10 +181,17 @@ void host_memory_on_default_streams(trial& t) {
     t.attempt("trim", [&] { (void)memory.trim(0); });
     t.attempt("allocate on a stream of the other device", [&] { p = memory.allocate(other, 1_MiB); });
     memory.deallocate(own, p, 1_MiB);
-    t.attempt("copy a buffer", [&] {
-      device_buffer<char, decltype(memory)> const first(memory, 16, stream_ref{});
-      (void)first.clone(stream_ref{});
+    char seen = 0;
+    bool const copied = t.attempt("copy a buffer", [&] {
+      device_buffer<char, decltype(memory)> first(memory, 16, stream_ref{});
+      write_on(t, device_id{1}, first.data(), 7, 1'000'000);
+      write_on(t, device_id{0}, first.data() + 1, 7, 9'000'000);
+      auto const second = first.clone(stream_ref{});
+      write_on(t, device_id{1}, first.data(), 9, 1'000'000);
+      t.wait_for(second.stream());
+      seen = *second.data();
     });
+    t.check(!copied || seen == 7, "elements lost behind the other device");
     if (i == 0) t.heal();
   }
 }

@@ -1953,9 +1953,16 @@ PLANTED = {
         Mutant(
             "a copy ends the capture of another device",
             "raii/stream.hpp",
-            "    bool const may_be_used = there.is_capturing(its, capturing).ok() && !capturing;\n",
+            "    bool const may_be_used = asked.ok() && !capturing;\n",
             "    bool const may_be_used = !capturing;\n",
             profile="devices",
+        ),
+        Mutant(
+            "a copy leaves out another device's default stream where the driver cannot say whether it is captured",
+            "raii/stream.hpp",
+            "    if (!is_capture_error(asked)) must_succeed(there, asked, where);\n",
+            "",
+            finder="tests/raii/other_device.cpp",
         ),
         Mutant(
             "a block changes its stream without the default streams of other devices, while a capture is open",
@@ -1974,7 +1981,7 @@ PLANTED = {
         Mutant(
             "a copy into host memory runs before what other devices write there on their default streams",
             "raii/copy.hpp",
-            "    (void)for_each_named(on, f);\n",
+            "    (void)for_each_named(on, f, where);\n",
             "",
             finder="tests/raii/other_device.cpp",
         ),

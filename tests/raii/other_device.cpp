@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "driver/faulty.hpp"
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/fenced.hpp"
 #include "tarn/debug/poisoned.hpp"
@@ -570,6 +571,26 @@ TEST_CASE("a copy ends no capture on another device, and a buffer changes its st
   CHECK(t.machine.invalidated_captures() == 0);
   CHECK(t.machine.findings().empty());
   if (is_blocking) REQUIRE(t.other.destroy_stream(captured).ok());
+}
+
+TEST_CASE("a copy fails where the driver cannot say whether another device's default stream is captured",
+          "[raii][other_device][captures]") {
+  two_devices<sim_driver> t;
+  basic_stream<sim_driver> const uses_the_device{t.other};
+  fault_plan const plan;
+  auto const memory = basic_pinned<faulty<sim_driver>>(faulty<sim_driver>(t.first, plan));
+  auto from = make_device_buffer<char>(memory, n, stream_ref{});
+  auto to = make_device_buffer<char>(memory, n, stream_ref{});
+  to.copy_from(from);
+  plan.reset();
+  to.copy_from(from);
+  std::uint64_t const asked = plan.calls(driver_call::is_capturing);
+  REQUIRE(asked == 4);  // the streams of both buffers, before the copy and after it
+  for (std::uint64_t nth = 1; nth <= asked; ++nth) {
+    plan.reset();
+    plan.fail(driver_call::is_capturing, nth);
+    CHECK_THROWS_AS(to.copy_from(from), cuda_error);
+  }
 }
 
 TEST_CASE("element_reader and collect_batches read host memory behind the current device's default stream",

@@ -26,8 +26,8 @@ template <class Driver, class Enqueue, class... Others>
 void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location where,
              Others const&... others) {
   auto const for_each_stream = [&](auto const& f) {
-    (void)for_each_named(on, f);
-    ((void)for_each_named(others, f), ...);
+    (void)for_each_named(on, f, where);
+    ((void)for_each_named(others, f, where), ...);
   };
   for_each_stream(
       [&](Driver const& there, stream_ref its) { order_streams(on.driver, on.stream, there, its, where); });

@@ -212,9 +212,10 @@ template <has_driver Resource>
 }
 /// Calls f(driver, stream) for a stream that has its identity. Where it may be the default stream of any
 /// device, it is that of each device in use, unless it is captured. Returns false if that of another device
-/// was left out: while a blocking stream there is captured, its use would end the capture.
+/// was left out: while a blocking stream there is captured, its use would end the capture. @throws cuda_error
+/// the driver cannot say so
 template <class Driver, class F>
-bool for_each_named(driven_stream<Driver> const& named, F const& f) {
+bool for_each_named(driven_stream<Driver> const& named, F const& f, source_location where) {
   auto const& [driver, stream, which] = named;
   bool const is_any = is_of_any_device(driver, stream, which) &&
                       (is_legacy_stream<Driver>(stream) || !is_capturing(driver_of(driver, stream), stream));
@@ -226,7 +227,9 @@ bool for_each_named(driven_stream<Driver> const& named, F const& f) {
     if (there.device() == own) return;
     stream_ref const its = default_stream_on(there, own, named.stream);
     bool capturing = false;
-    bool const may_be_used = there.is_capturing(its, capturing).ok() && !capturing;
+    status const asked = there.is_capturing(its, capturing);
+    if (!is_capture_error(asked)) must_succeed(there, asked, where);
+    bool const may_be_used = asked.ok() && !capturing;
     if (may_be_used) f(there, its);
     all = all && may_be_used;
   });
@@ -238,9 +241,9 @@ template <has_driver Resource>
 void order_streams(Resource const& memory, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {
   auto const& driver = memory.driver();
-  bool const all = for_each_named(stream_on(memory, before), [&](auto const& there, stream_ref its) {
-    order_streams(driver, after, there, its, where);
-  });
+  bool const all = for_each_named(
+      stream_on(memory, before),
+      [&](auto const& there, stream_ref its) { order_streams(driver, after, there, its, where); }, where);
   if (!all && !same_stream(after, before)) must_succeed(driver, refused_for_capture("wait_event"), where);
 }
 /// Changes the stream of an owner to `next`. Later work on that waits, on the device, for what was enqueued
