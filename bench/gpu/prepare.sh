@@ -113,8 +113,9 @@ fi
 if [ -n "${TORCH_TESTS:-}" ]; then
   mkdir -p "$deps/torch_tests/test"
   cp "$TORCH_TESTS" "$deps/torch_tests/test/test_cuda.py"
+  [ ! -e "$(dirname "$TORCH_TESTS")/../version.txt" ] || cp "$(dirname "$TORCH_TESTS")/../version.txt" "$deps/torch_tests"
 else
-  fetch_sources torch_tests https://github.com/pytorch/pytorch 70d99e998b4955e0049d13a98d77ae1b14db1f45 test/test_cuda.py
+  fetch_sources torch_tests https://github.com/pytorch/pytorch 70d99e998b4955e0049d13a98d77ae1b14db1f45 test/test_cuda.py version.txt
 fi
 if [ -d "$deps/torch_tests" ]; then
   python3 -m pip install -q --no-deps --no-compile --only-binary=:all: --target "$deps/torch_tests/python" expecttest psutil ||

@@ -192,11 +192,13 @@ class allocator final : public native::CUDAAllocator {
       device_memory* const its = made_[d].load(std::memory_order_acquire);
       if (its == nullptr) continue;
       history::cause const why(history_, d, context);
-      // The cache of a pool in use belongs to its graphs; that of a released one goes back as soon as it has
-      // no live block.
+      // A MemPool with an allocator of its own keeps its memory until it is released.
       with_torch_errors([&] {
         its->memory.trim(id == MempoolId_t{0, 0} ? 0 : no_limit);
-        for (auto const& pool : its->pools.with_foreign_memory()) pool->foreign->trim(0);
+        for (auto const& pool : its->pools.with_foreign_memory()) {
+          std::lock_guard const guard(pool->mutex);
+          if (pool->is_released()) pool->foreign->trim(0);
+        }
       });
     }
   }
@@ -451,8 +453,8 @@ class allocator final : public native::CUDAAllocator {
     state->device = its.index;
     state->count = [&its](std::int64_t bytes) { return count_foreign(its, bytes); };
     return foreign_memory{
-        foreign_source(tarn::cuda_driver(tarn::device_id{its.index}), foreign_calls{std::move(state)}),
-        tarn::pooled{}, tarn::tracked{}};
+        foreign_source(mempool_driver(tarn::device_id{its.index}), foreign_calls{std::move(state)}),
+        tarn::pooled{.release_threshold = no_limit}, tarn::tracked{}};
   }
   static void deallocate(device_memory& its, void* p, block const& b) {
     with_memory_of(its, b,

@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -29,6 +30,19 @@ namespace tarn_torch {
 namespace native = c10::cuda::CUDACachingAllocator;
 using c10::MempoolId_t;
 
+/// The driver of one MemPool with an allocator of its own. It equals only its copies, so that the MemPool's
+/// pool counts as alone on its device: what it caches is given to no pool that lacks memory. It serves others
+/// only with use_on_oom, and NCCL may have registered its memory.
+class mempool_driver : public tarn::cuda_driver {
+ public:
+  explicit mempool_driver(tarn::device_id device) : tarn::cuda_driver(device), number_(next_++) {}
+  friend bool operator==(mempool_driver a, mempool_driver b) noexcept { return a.number_ == b.number_; }
+
+ private:
+  inline static std::atomic<std::uint64_t> next_{0};
+  std::uint64_t number_;
+};
+
 /// What a MemPool with an allocator of its own takes and gives back: whole blocks of that allocator.
 struct foreign_calls {
   using properties = tarn::property_set<tarn::device_accessible>;
@@ -40,7 +54,7 @@ struct foreign_calls {
   };
   std::shared_ptr<state> options;
 
-  tarn::status take(tarn::cuda_driver const&, std::size_t bytes, std::size_t, void*& p) const noexcept {
+  tarn::status take(mempool_driver const&, std::size_t bytes, std::size_t, void*& p) const noexcept {
     constexpr tarn::status refused{tarn::failure::out_of_memory, cudaErrorMemoryAllocation,
                                    "cudaErrorMemoryAllocation", "the allocator of this MemPool"};
     auto const amount = static_cast<std::int64_t>(bytes);
@@ -56,7 +70,7 @@ struct foreign_calls {
     (void)options->count(-amount);
     return refused;
   }
-  tarn::status give(tarn::cuda_driver const&, void* p, std::size_t bytes, std::size_t) const noexcept {
+  tarn::status give(mempool_driver const&, void* p, std::size_t bytes, std::size_t) const noexcept {
     try {
       c10::cuda::CUDAGuard const on(static_cast<c10::DeviceIndex>(options->device));
       c10::cuda::CUDAStreamCaptureModeGuard const beside_capture(cudaStreamCaptureModeRelaxed);
@@ -68,7 +82,7 @@ struct foreign_calls {
     return {};
   }
 };
-using foreign_source = tarn::block_source<tarn::cuda_driver, foreign_calls>;
+using foreign_source = tarn::block_source<mempool_driver, foreign_calls>;
 using foreign_memory = tarn::stack<foreign_source, tarn::pooled, tarn::tracked>;
 
 /// One private pool. The mutex guards all members but `id`, `foreign` and `number`.

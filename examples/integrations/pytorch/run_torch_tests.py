@@ -4,12 +4,13 @@
 
     python3 run_torch_tests.py test_cuda.py [--json FILE] [--first FILE] [--seconds 200] [--test-seconds 20] [CLASS or CLASS.TEST ...]
 
-test_cuda.py is that of the PyTorch that is installed (its commit is torch.version.git_version). The tests run in one process, after
-tarn_torch.install(); each begins without what the ones before it left: garbage, cuBLAS's workspaces, cached memory. A process that dies
-or hangs is replaced, and the test that it was at has failed; one that compiles may take four times --test-seconds. Skipped are tests
-that want to download something, and those that run in processes of their own, which would not use tarn. Failures that README.md does
-not list run once more under PyTorch's own allocator and, if they pass there, once more on tarn in a process of their own: some tests
-read counters that earlier tests have left in a library that both load.
+test_cuda.py is that of the PyTorch that is installed (its commit is torch.version.git_version) or of a version near it: a failure that
+PyTorch's own allocator has, too, does not count. The tests run in one process, after tarn_torch.install(); each begins without what the
+ones before it left: garbage, cuBLAS's workspaces, cached memory. A process that dies or hangs is replaced, and the test that it was at
+has failed; one that compiles may take four times --test-seconds. Skipped are tests that want to download something, and those that run
+in processes of their own, which would not use tarn. Failures that README.md does not list run once more under PyTorch's own allocator
+and, if they pass there, once more on tarn in a process of their own: some tests read counters that earlier tests have left in a library
+that both load.
 
 Without names, the classes of CLASSES run, of those in SOME the tests whose names match. --first names the FILE of an earlier run: tests
 that it had no time for come first, then failures that README.md does not list; those that also failed under PyTorch's allocator are
@@ -197,6 +198,12 @@ def child(path, allocator, todo, report):
 
 
 # ---- the process that starts them
+
+
+def version_of(tests):
+    """PyTorch's version that the tests are of; "unknown" without its version.txt, which is two folders up."""
+    version = tests.parent.parent / "version.txt"
+    return version.read_text().strip() if version.exists() else "unknown"
 
 
 def start_child(path, allocator, todo, report):
@@ -398,6 +405,7 @@ def main():
         context = {
             "gpu": machine.get("gpu", "none"),
             "torch": machine.get("torch", "unknown"),
+            "tests_of": version_of(options.tests),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
             "commit": os.environ.get("TARN_COMMIT", "unknown"),
         }

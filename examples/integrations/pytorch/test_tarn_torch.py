@@ -848,7 +848,20 @@ def other_allocator():
         z = y + 1
     graph.replay()
     result["values"] = [int(x.max()), int(y.max()), int(z.max())]
-    del x, y, z, graph, outside, pool
+    del x, y, z, graph, outside
+    fresh()
+    second = torch.cuda.MemPool(other.allocator())
+    allowed = torch.cuda.memory_reserved() + 4 * MIB
+    torch.cuda.set_per_process_memory_fraction(allowed / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        with torch.cuda.use_mem_pool(second):
+            block(16)
+        result["refused"] = False
+    except torch.OutOfMemoryError:
+        result["refused"] = True
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    result["given_while_in_use"] = given.value
+    del pool, second
     fresh()
     result["all_given"] = taken.value == given.value
     result["end"] = torch.cuda.memory_allocated() - start[0]
@@ -1376,6 +1389,7 @@ class OneDevice(unittest.TestCase):
         native, tarn = self.assert_same("other_allocator")
         self.assertEqual(tarn["values"], [3, 4, 5])
         self.assertTrue(tarn["taken"] and tarn["all_given"], tarn)
+        self.assertTrue(tarn["refused"] and tarn["given_while_in_use"] == 0, tarn)
 
     def test_pool_on_oom(self):
         self.assert_same("pool_on_oom")
