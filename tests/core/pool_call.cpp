@@ -126,6 +126,20 @@ TEST_CASE("the calls of pools cross a layer that routes to three resources and d
   CHECK(pool_call::largest_free_range::join(2, 1) == 2);
 }
 
+TEST_CASE("the owner of an address is asked also behind a resource that does not have the call",
+          "[core][pool_call]") {
+  struct other {
+  } first;
+  struct numbered {
+    int number;
+  } second{2}, third{3};
+  auto const number = [](auto& layer) -> decltype(layer.number) { return layer.number; };
+  CHECK(detail::ask_owner(number, 1, first, second, third) == 2);
+  CHECK(detail::ask_owner(number, 2, first, second, third) == 3);
+  CHECK(detail::ask_owner(number, 0, second, first, third) == 2);
+  CHECK(detail::ask_owner(number, 2, second, first, third) == 3);
+}
+
 TEST_CASE("a call that fails in a later resource is undone in the earlier ones", "[core][pool_call]") {
   struct watched {
     bool refuses = false;

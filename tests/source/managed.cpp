@@ -62,9 +62,9 @@ TEST_CASE("prefetch takes the time of a copy in stream order, and none where the
   device d;
   auto pool = sim_managed{d.driver} | pooled{};
   auto buffer = make_device_buffer<char>(pool, 16_MiB, d.stream);
-  auto const time_of = [&](device_id to) {
+  auto const time_of = [&](device_id to, std::size_t skipped = 0) {
     sim_nanoseconds const before = d.machine.now();
-    prefetch(buffer, to, d.stream);
+    prefetch(d.driver, std::span(buffer.data() + skipped, buffer.size() - skipped), to, d.stream);
     CHECK(d.machine.now() - before < 3'000);  // no wait on the host
     REQUIRE(d.driver.synchronize_stream(d.stream).ok());
     return d.machine.now() - before;
@@ -72,6 +72,9 @@ TEST_CASE("prefetch takes the time of a copy in stream order, and none where the
   CHECK(time_of(0) > 300'000);  // 16 MiB at 53 bytes per nanosecond
   CHECK(time_of(0) < 10'000);
   CHECK(time_of(host_id) > 300'000);
+  sim_nanoseconds const half = time_of(0, 8_MiB);
+  CHECK(half > 150'000);
+  CHECK(half < 180'000);
 }
 
 TEST_CASE("advise sets and undoes each advice for managed memory", "[source][managed]") {
