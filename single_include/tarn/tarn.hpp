@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_078f1c14
+#define TARN_NAMESPACE tarn::inline v0_2_0_3f425111
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -3126,8 +3126,7 @@ template <stream_driver Driver>
   if constexpr (multi_device_driver<Driver>) driver.devices_of_streams().use(driver.named_device());
   status result;
   for_each_device_in_use(driver, [&](Driver const& there) {
-    bool const own = there.device() == device_of(driver, stream);
-    status const s = wait(there, own ? stream : stream_ref::from(stream.handle()));
+    status const s = wait(there, default_stream_on(there, device_of(driver, stream), stream));
     if (result.ok() || s.kind == failure::unloading) result = s;
   });
   return result;
@@ -14241,9 +14240,11 @@ mark_result mark_stream(Driver const& driver, event_handle event, stream_ref str
 }
 
 /// Marks what a default stream refers to where it may be any device's: the default stream of each device in
-/// use.
+/// use. Refused while a scope is open, as a default stream is by mark_stream().
 template <stream_driver Driver>
 mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream) noexcept {
+  capture_gate::passage const none_begins;
+  if (!none_begins) return mark_result::captured;
   device_id const own = device_of(driver, stream);
   status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
     stream_ref const of_there = default_stream_on(there, own, stream);
@@ -21466,7 +21467,9 @@ class recorded_streams {
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
     slot_number const q = uses_[g].queue;
     stream_ref const stream = queues_[q].stream;
-    device_id const device = queues_[q].device;
+    // More devices may be in use than when a default stream was recorded.
+    bool const is_default = is_default_stream(stream);
+    device_id const device = is_default ? device_to_mark(driver_, stream, named_) : queues_[q].device;
     bool const known_gone = queues_[q].gone;
     bool const takes_idle = !known_gone && is_own(q) && idle_count_ != 0;
     event_handle event = takes_idle ? idle_[--idle_count_] : nullptr;
@@ -25445,6 +25448,7 @@ bool for_each_named(driven_stream<Driver> const& named, F const& f, source_locat
   for_each_device_in_use(driver, [&](Driver const& there) {
     if (there.device() == own) return;
     stream_ref const its = default_stream_on(there, own, named.stream);
+    capture_gate::passage const none_begins;  // between the question and the use
     bool capturing = false;
     status const asked = there.is_capturing(its, capturing);
     if (!is_capture_error(asked)) must_succeed(there, asked, where);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -85,14 +86,50 @@ struct two_devices {
 
 /// Another owner of the memory writes it on the host as soon as it gets it.
 template <class Memory>
-void overwrite(Memory& memory) {
+void overwrite(Memory& memory, stream_ref stream = {}) {
   for (int i = 0; i < 4; ++i) {
-    pinned_buffer<char, Memory> const reused(memory, n, elements::value_initialised);
+    pinned_buffer<char, Memory> const reused(memory, n, elements::value_initialised, stream);
     (void)reused;
   }
 }
 
 enum class end_of_stream { alive, destroyed };
+
+/// Calls a function once, after the driver has said whether the legacy stream of a device is captured.
+struct asked_driver : sim_driver {
+  explicit asked_driver(sim_driver const& d) : sim_driver(d) {}
+  status is_capturing(stream_ref s, bool& yes) const noexcept {
+    status const result = sim_driver::is_capturing(s, yes);
+    if (device() == asked && detail::is_legacy_stream<sim_driver>(s) && then) std::exchange(then, nullptr)();
+    return result;
+  }
+  static inline device_id asked{0};
+  static inline std::function<void()> then;
+};
+
+/// A capture of a blocking stream, which a use of the default stream of its device would end. What another
+/// thread does in a capture_scope at a bad moment.
+struct sudden_capture {
+  explicit sudden_capture(sim_driver const& its_driver) : driver(its_driver) {
+    REQUIRE(its_driver.machine().create_blocking_stream(driver.device(), stream).ok());
+    asked_driver::asked = driver.device();
+    asked_driver::then = [this] {
+      was_asked = true;
+      has_begun = detail::capture_gate::try_begin_capture() && driver.begin_capture(stream).ok();
+    };
+  }
+  bool is_whole() {
+    asked_driver::then = nullptr;
+    sim_graph graph;
+    bool const ended = !has_begun || driver.end_capture(stream, graph).ok();
+    if (has_begun) detail::capture_gate::end_capture();
+    return was_asked && ended && driver.destroy_stream(stream).ok();
+  }
+  sim_driver driver;
+  stream_ref stream;
+  bool was_asked = false;
+  bool has_begun = false;
+};
 
 }  // namespace
 
@@ -591,6 +628,76 @@ TEST_CASE("a copy fails where the driver cannot say whether another device's def
     plan.fail(driver_call::is_capturing, nth);
     CHECK_THROWS_AS(to.copy_from(from), cuda_error);
   }
+}
+
+TEST_CASE("a copy does not end a capture that begins while it asks for captures of another device",
+          "[raii][other_device][captures]") {
+  two_devices<sim_driver> t;
+  auto const memory = basic_managed<asked_driver>{asked_driver(t.first)} | pooled{};
+  basic_stream<sim_driver> const uses_the_device{t.other};
+  auto from = make_device_buffer<char>(memory, n, stream_ref{});
+  auto to = make_device_buffer<char>(memory, n, stream_ref{});
+  sudden_capture capture(t.other);
+  to.copy_from(from);
+  CHECK(capture.is_whole());
+  CHECK(t.machine.invalidated_captures() == 0);
+}
+
+TEST_CASE("a pool does not end a capture that begins while it marks the default streams of all devices",
+          "[raii][other_device][captures]") {
+  two_devices<sim_driver> t;
+  auto memory = basic_pinned<asked_driver>{asked_driver(t.first)} | pooled{};
+  basic_stream<sim_driver> const taker{t.first};
+  basic_stream<sim_driver> const uses_the_device{t.other};
+  void* const p = memory.allocate(stream_ref{}, 40 * n);
+  REQUIRE(t.first.launch(stream_ref{}, second).ok());
+  memory.deallocate(stream_ref{}, p, 40 * n);
+  memory.deallocate(stream_ref{}, memory.allocate(stream_ref{}, 48 * n), 48 * n);  // the cache gives p up
+  sudden_capture capture(t.first);
+  void* const q = memory.allocate(taker, 40 * n);
+  CHECK(capture.is_whole());
+  CHECK(t.machine.invalidated_captures() == 0);
+  memory.deallocate(taker, q, 40 * n);
+}
+
+TEMPLATE_TEST_CASE("a recorded use of a default stream is that of each device in use when the block is freed",
+                   "[raii][other_device][stream]", sim_driver, sim_marking_driver) {
+  two_devices<TestType> t;
+  auto memory = basic_pinned<TestType>{t.first} | pooled{};
+  basic_stream<TestType> const own{t.first};
+  bool const has_other_use = GENERATE(false, true);
+  pinned_buffer<char, decltype(memory)> first(memory, n, elements::uninitialised, own);
+  if (has_other_use) first.record_stream(stream_ref{});
+  basic_stream<TestType> const uses_the_device{t.other};
+  {
+    pinned_buffer<char, decltype(memory)> b(memory, n, elements::uninitialised, own);
+    std::memset(b.data(), 7, n);
+    b.record_stream(stream_ref{});
+    REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+    t.read_late(stream_ref{}, b.data(), 7);
+  }
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  overwrite(memory, own);
+  CHECK(t.good_reads() == 1);
+  CHECK(t.machine.findings().empty());
+}
+
+TEMPLATE_TEST_CASE("bare host memory is freed behind the default streams that another thread named",
+                   "[raii][other_device][stream]", basic_pinned<sim_driver>, basic_registered<sim_driver>) {
+  two_devices<sim_driver> t;
+  TestType memory{t.first};
+  basic_stream<sim_driver> const uses_the_device{t.other};
+  auto const handle = reinterpret_cast<void*>(GENERATE(as<std::uintptr_t>{}, 0, 1, 2));
+  auto b = std::make_unique<pinned_buffer<char, TestType>>(memory, n, elements::uninitialised,
+                                                           stream_ref::from(handle));
+  std::memset(b->data(), 7, n);
+  REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+  t.read_late(stream_ref::from(handle), b->data(), 7);
+  std::thread([&] { b.reset(); }).join();
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  overwrite(memory, default_stream(t.first));
+  CHECK(t.good_reads() == 1);
+  CHECK(t.machine.findings().empty());
 }
 
 TEST_CASE("element_reader and collect_batches read host memory behind the current device's default stream",

@@ -153,8 +153,7 @@ template <stream_driver Driver>
   if constexpr (multi_device_driver<Driver>) driver.devices_of_streams().use(driver.named_device());
   status result;
   for_each_device_in_use(driver, [&](Driver const& there) {
-    bool const own = there.device() == device_of(driver, stream);
-    status const s = wait(there, own ? stream : stream_ref::from(stream.handle()));
+    status const s = wait(there, default_stream_on(there, device_of(driver, stream), stream));
     if (result.ok() || s.kind == failure::unloading) result = s;
   });
   return result;

@@ -10,6 +10,7 @@
 #include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 
@@ -226,6 +227,7 @@ bool for_each_named(driven_stream<Driver> const& named, F const& f, source_locat
   for_each_device_in_use(driver, [&](Driver const& there) {
     if (there.device() == own) return;
     stream_ref const its = default_stream_on(there, own, named.stream);
+    capture_gate::passage const none_begins;  // between the question and the use
     bool capturing = false;
     status const asked = there.is_capturing(its, capturing);
     if (!is_capture_error(asked)) must_succeed(there, asked, where);

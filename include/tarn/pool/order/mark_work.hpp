@@ -40,9 +40,11 @@ mark_result mark_stream(Driver const& driver, event_handle event, stream_ref str
 }
 
 /// Marks what a default stream refers to where it may be any device's: the default stream of each device in
-/// use.
+/// use. Refused while a scope is open, as a default stream is by mark_stream().
 template <stream_driver Driver>
 mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream) noexcept {
+  capture_gate::passage const none_begins;
+  if (!none_begins) return mark_result::captured;
   device_id const own = device_of(driver, stream);
   status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
     stream_ref const of_there = default_stream_on(there, own, stream);

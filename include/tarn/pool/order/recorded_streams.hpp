@@ -383,7 +383,9 @@ class recorded_streams {
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
     slot_number const q = uses_[g].queue;
     stream_ref const stream = queues_[q].stream;
-    device_id const device = queues_[q].device;
+    // More devices may be in use than when a default stream was recorded.
+    bool const is_default = is_default_stream(stream);
+    device_id const device = is_default ? device_to_mark(driver_, stream, named_) : queues_[q].device;
     bool const known_gone = queues_[q].gone;
     bool const takes_idle = !known_gone && is_own(q) && idle_count_ != 0;
     event_handle event = takes_idle ? idle_[--idle_count_] : nullptr;
