@@ -270,6 +270,10 @@ class allocator final : public native::CUDAAllocator {
   void resetPeakStats(DeviceIndex device) override {
     device_memory* const its = made_[valid(device)].load(std::memory_order_acquire);
     if (its == nullptr) return;
+    {
+      std::lock_guard const guard(its->parked_mutex);
+      its->parked.peaks = {};
+    }
     tarn::reset_peak_memory_stats(its->memory);
     for (auto const& pool : its->pools.with_foreign_memory()) tarn::reset_peak_memory_stats(*pool->foreign);
   }
@@ -531,6 +535,7 @@ class allocator final : public native::CUDAAllocator {
   void* take_from_route(device_memory& its, route& r, std::size_t bytes, cudaStream_t handle,
                         tarn::stream_ref stream, block& b);
   [[nodiscard]] void* take_parked(device_memory& its, private_pool& pool, block const& b);
+  static void join(open_capture& capture, cudaStream_t handle, tarn::stream_ref stream);
   void* take_on_oom(device_memory& its, block& b);
   void give_back(void* p, block& b);
   void release(device_memory& its, void* p, block& b);
@@ -546,8 +551,17 @@ class allocator final : public native::CUDAAllocator {
   static std::size_t rounded_of(device_memory& its, block const& b) {
     return with_memory_of(its, b, [&](auto& memory) { return rounded(memory, b.bytes); });
   }
+  /// Of what a request for a parked block asks for. No request gets one with uses of other streams: nothing
+  /// orders its work behind them.
+  static std::pair<std::size_t, void*> parked_key(device_memory& its, block const& b) {
+    return {b.has_uses ? 0 : rounded_of(its, b), b.stream.handle()};
+  }
   static void count_parked(device_memory& its, block const& b, std::int64_t sign) {
     std::lock_guard const guard(its.parked_mutex);
+    if (sign > 0) {
+      DeviceStats now = statistics_of(its.memory, its.parked);
+      for_each_parked(now, [&](auto const& s, std::size_t place) { its.parked.peaks[place] = s.peak; });
+    }
     for (int const group : {0, group_of(b.bytes)}) {
       its.parked.blocks[group] += sign;
       its.parked.bytes[group] += sign * static_cast<std::int64_t>(rounded_of(its, b));
@@ -653,6 +667,7 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
     blocks_.with(parked, [&](block& old) {
       b.bytes = old.bytes;
       b.checkpoints = old.checkpoints;
+      old = b;  // live: a checkpoint that ends now must not free it
     });
     count_parked(its, b, -1);
     pool.live.insert(parked);
@@ -660,21 +675,31 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
   }
   TORCH_INTERNAL_ASSERT(!pool.is_released());
   void* p = nullptr;
-  {
-    std::lock_guard const of_route(r.mutex);
-    r.has_begun = true;
-    if (r.scope.has_value() && r.joined.insert(handle).second) {
-      try {
-        r.scope->join(stream);
-      } catch (...) {
-        r.joined.erase(handle);
-        throw;
-      }
-    }
-    p = pool.allocate(stream, bytes);
+  if (pool.capture.has_value()) {
+    pool.capture->has_allocated = true;
+    join(*pool.capture, handle, stream);
   }
+  p = pool.allocate(stream, bytes);
   note_live(its, pool, p, b);
+  if (pool.capture.has_value() || pool.foreign.has_value() || !is_captured(handle)) return p;
+  // The graph of another pool uses the block: freed, it stays that graph's.
+  try {
+    its.memory.record_stream(p, bytes, stream);
+    b.has_uses = true;
+  } catch (tarn::cuda_error const&) {  // a capture that PyTorch did not begin
+  } catch (...) {
+    pool.live.erase(p);
+    deallocate(its, p, b);
+    throw;
+  }
   return p;
+}
+
+/// Makes a stream known that is part of a capture. The caller holds the pool's mutex.
+void allocator::join(open_capture& capture, cudaStream_t handle, tarn::stream_ref stream) {
+  if (capture.joined.contains(handle) || !is_captured(handle)) return;
+  capture.scope.join(stream);
+  capture.joined.insert(handle);
 }
 
 /// A free block that a checkpoint keeps, of the same size and stream; null if there is none. The caller holds
@@ -776,9 +801,9 @@ void allocator::release(device_memory& its, void* p, block& b) {
 void allocator::park_or_free(device_memory& its, void* p, block& b) {
   if (b.checkpoints == 0) return deallocate(its, p, b);
   b.is_parked = true;
-  b.is_shared = b.has_uses = false;
+  b.is_shared = false;
   b.context = nullptr;
-  b.pool->parked.insert({{rounded_of(its, b), b.stream.handle()}, p});
+  b.pool->parked.insert({parked_key(its, b), p});
   count_parked(its, b, 1);
   blocks_.insert(p, std::move(b));
 }
@@ -789,27 +814,26 @@ void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id,
                                     std::function<bool(cudaStream_t)> filter) {
   device_memory& its = memory_of(device);
   TORCH_CHECK(!its.pools.is_open(id), "beginAllocateToPool: already recording to mempool_id");
+  bool has_begun = false;
   c10::cuda::CUDAStream const current = c10::cuda::getCurrentCUDAStream(device);
   with_torch_errors([&] {
     auto const r = std::make_shared<route>(its.pools.use(its.memory, id), std::move(filter));
     try {
       // PyTorch calls this just before a capture begins, whose filter accepts no stream yet; the filter of
-      // use_mem_pool() accepts this thread's. A capture needs tarn's scope.
+      // use_mem_pool() accepts this thread's, as does that of a capture whose route was closed meanwhile.
       if (!r->filter(current.stream())) {
         identify_streams(its);
-        its.pools.end_failed_captures();
-        tarn::stream_ref const stream = reference(its, current);
-        if (r->pool->foreign.has_value()) {
-          r->scope.emplace(*r->pool->foreign_graph, stream);
-        } else {
-          r->scope.emplace(*r->pool->graph, stream);
-        }
-        r->joined.insert(current.stream());
-        r->stream = current.stream();
+        its.pools.end_failed_captures(current.stream());
+        std::lock_guard const guard(r->pool->mutex);
+        r->pool->begin_capture(reference(its, current), current.stream());
+        has_begun = true;
       }
       its.pools.open(r);
     } catch (...) {
-      r->scope.reset();
+      if (has_begun) {
+        std::lock_guard const guard(r->pool->mutex);
+        r->pool->capture.reset();
+      }
       releasePool(device, id);
       throw;
     }
@@ -819,8 +843,9 @@ void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id,
 void allocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   std::shared_ptr<route> const closed = memory_of(device).pools.close(id);
   TORCH_CHECK(closed != nullptr, "endAllocatePool: not currently recording to mempool_id");
-  std::lock_guard const guard(closed->mutex);
-  closed->scope.reset();
+  std::lock_guard const guard(closed->pool->mutex);
+  std::optional<open_capture>& capture = closed->pool->capture;
+  if (capture.has_value() && !is_captured(capture->stream)) capture.reset();
 }
 
 void allocator::releasePool(DeviceIndex device, MempoolId_t id) {
@@ -887,10 +912,11 @@ native::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
       b.is_parked = false;
       b.asked = s.asked;
       now = b;
+      b.has_uses = false;  // PyTorch restores a checkpoint once they are over
     });
     TORCH_INTERNAL_ASSERT(is_there, "a block of a checkpoint is gone");
     if (was_parked) {
-      auto const key = std::pair(rounded_of(its, now), now.stream.handle());
+      auto const key = parked_key(its, now);
       for (auto [it, end] = pool.parked.equal_range(key); it != end; ++it) {
         if (it->second != s.p) continue;
         pool.parked.erase(it);
@@ -919,7 +945,7 @@ void allocator::forget(checkpoint& c) {
       now = b;
     });
     if (!is_free) continue;
-    auto const key = std::pair(rounded_of(its, now), now.stream.handle());
+    auto const key = parked_key(its, now);
     for (auto [it, end] = c.pool->parked.equal_range(key); it != end; ++it) {
       if (it->second != s.p) continue;
       c.pool->parked.erase(it);

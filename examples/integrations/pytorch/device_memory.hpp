@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -66,7 +67,18 @@ struct parked_amount {
   std::int64_t blocks[3] = {};  ///< all, small, large
   std::int64_t bytes[3] = {};
   std::int64_t asked[3] = {};
+  /// The peaks of what a block that is parked changes, when one was parked last: they do not fall with it.
+  std::array<std::int64_t, 15> peaks{};
 };
+/// Calls f(statistic, its place in parked_amount::peaks) for each that a parked block changes.
+template <class F>
+void for_each_parked(c10::CachingDeviceAllocator::DeviceStats& of, F const& f) {
+  std::size_t place = 0;
+  for (auto* const array :
+       {&of.allocation, &of.allocated_bytes, &of.active, &of.active_bytes, &of.requested_bytes}) {
+    for (std::size_t group = 0; group < 3; ++group) f((*array)[group], place++);
+  }
+}
 
 /// The statistics that torch.cuda.memory_stats() shows.
 template <class Memory>
@@ -91,6 +103,7 @@ template <class Memory>
   put_all(out.active, t.active, parked.blocks);
   put_all(out.active_bytes, t.active_bytes, parked.bytes);
   put_all(out.requested_bytes, t.active_requested_bytes, parked.asked);
+  for_each_parked(out, [&](Stat& s, std::size_t place) { s.peak = std::max(s.peak, parked.peaks[place]); });
   auto const number = [](auto n) { return static_cast<std::int64_t>(n); };
   tarn::pool_totals const& since = p.totals_reset;
   put(out.reserved_bytes[0],

@@ -85,6 +85,27 @@ struct foreign_calls {
 using foreign_source = tarn::block_source<mempool_driver, foreign_calls>;
 using foreign_memory = tarn::stack<foreign_source, tarn::pooled, tarn::tracked>;
 
+/// Whether a graph is being captured from a stream.
+inline bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
+  (void)cudaGetLastError();  // the legacy stream beside another capture; it is never captured itself
+  return false;
+}
+
+/// The capture of a graph whose memory a private pool is, from the call before it begins to its end. Its
+/// route may be closed and opened again meanwhile: the graph still uses what it has received.
+struct open_capture {
+  template <class Memory>
+  open_capture(tarn::graph_memory<Memory>& owner, tarn::stream_ref named, cudaStream_t begins_on)
+      : scope(owner, named), stream(begins_on), joined{begins_on} {}
+
+  tarn::capture_scope scope;
+  cudaStream_t const stream;
+  std::set<cudaStream_t> joined;
+  bool has_allocated = false;
+};
+
 /// One private pool. The mutex guards all members but `id`, `foreign` and `number`.
 class private_pool {
  public:
@@ -104,8 +125,19 @@ class private_pool {
   }
   [[nodiscard]] bool is_released() const noexcept { return !graph.has_value() && !foreign_graph.has_value(); }
   void release() noexcept {
+    capture.reset();
     graph.reset();
     foreign_graph.reset();
+  }
+  /// @throws tarn's errors. The caller holds the mutex.
+  void begin_capture(tarn::stream_ref named, cudaStream_t stream) {
+    TORCH_CHECK(!capture.has_value(), "beginAllocateToPool: a capture uses the memory pool (", id.first, ", ",
+                id.second, ")");
+    if (foreign.has_value()) {
+      capture.emplace(*foreign_graph, named, stream);
+    } else {
+      capture.emplace(*graph, named, stream);
+    }
   }
 
   MempoolId_t const id;
@@ -114,6 +146,7 @@ class private_pool {
   std::mutex mutex;
   std::optional<tarn::graph_memory<memory_type>> graph;  ///< empty once the last user has released the pool
   std::optional<tarn::graph_memory<foreign_memory>> foreign_graph;  ///< likewise
+  std::optional<open_capture> capture;                              ///< ends before its owner
   int users = 0;
   bool serves_others_on_oom = false;
   std::unordered_set<void*> live;
@@ -128,11 +161,6 @@ struct route {
 
   std::shared_ptr<private_pool> const pool;
   std::function<bool(cudaStream_t)> const filter;
-  std::mutex mutex;                          ///< of what follows
-  std::optional<tarn::capture_scope> scope;  ///< of a capture; none for a use_mem_pool()
-  std::set<cudaStream_t> joined;
-  cudaStream_t stream = nullptr;  ///< that the capture begins on
-  bool has_begun = false;         ///< a request of the capture was seen
 };
 
 /// All private pools of one device. Thread-safe.
@@ -227,20 +255,20 @@ class private_pools {
     routes_ = std::move(less);
     return closed;
   }
-  /// PyTorch does not report the end of a capture that failed: closes the scopes whose stream is captured no
-  /// more. Not for a capture that has not allocated yet: it may be about to begin.
-  void end_failed_captures() {
-    std::shared_ptr<routes_type const> routes;
+  /// PyTorch does not report the end of a capture that failed: ends those whose stream is captured no more.
+  /// One that has not allocated yet may be about to begin, unless the next one begins on its stream.
+  void end_failed_captures(cudaStream_t next) {
+    std::vector<std::shared_ptr<private_pool>> all;
     {
       std::lock_guard const guard(mutex_);
-      routes = routes_;
+      for (auto const& known : pools_) all.push_back(known.second);
+      for (auto const& r : *routes_) all.push_back(r->pool);  // also of a pool that was released
     }
-    for (auto const& r : *routes) {
-      std::lock_guard const its(r->mutex);
-      if (!r->scope.has_value() || !r->has_begun) continue;
-      cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-      if (cudaStreamIsCapturing(r->stream, &status) != cudaSuccess) (void)cudaGetLastError();
-      if (status == cudaStreamCaptureStatusNone) r->scope.reset();
+    for (auto const& pool : all) {
+      std::lock_guard const its(pool->mutex);
+      std::optional<open_capture>& capture = pool->capture;
+      if (!capture.has_value() || (!capture->has_allocated && capture->stream != next)) continue;
+      if (!is_captured(capture->stream)) capture.reset();
     }
   }
   [[nodiscard]] bool has_routes() const noexcept { return has_routes_.load(std::memory_order_acquire); }

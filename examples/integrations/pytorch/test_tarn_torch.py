@@ -525,6 +525,11 @@ def failed_capture():
         failed = True
     x = None
     y = torch.ones(1000, device="cuda") + 1
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            torch.cuda.synchronize()  # not allowed, before the first allocation
+    except RuntimeError:
+        failed = failed and "twice"
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         z = y + 1
@@ -532,6 +537,71 @@ def failed_capture():
     total = float(z.sum())
     del y, z, graph
     return {"failed": failed, "total": total}
+
+
+@feature
+def pools_in_captures():
+    """What a graph uses of a MemPool, and of its own pool after that was closed and opened again, stays its own."""
+    import torch
+
+    fresh()
+    x = torch.ones(MIB, device="cuda")
+    handle, other = torch.cuda.graph_pool_handle(), torch.cuda.MemPool()
+    graph, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=handle):
+        first = x * 2
+        torch._C._cuda_endAllocateToPool(0, handle)
+        with torch.cuda.use_mem_pool(other):
+            a = first + 1
+        torch._C._cuda_beginAllocateCurrentThreadToPool(0, handle)
+        t = a * 2
+        y = t + 1
+        del t
+    with torch.cuda.graph(second):
+        with torch.cuda.use_mem_pool(other):
+            u = x * 3
+        z = u + 1
+    del u
+    fresh()
+    takers = [torch.full_like(x, -1) for _ in range(12)]
+    graph.replay()
+    second.replay()
+    result = {"values": [float(y[0]), float(y[-1]), float(z[0]), float(z[-1])]}
+    result["overwritten"] = sum(int((taken != -1).sum()) for taken in takers)
+    del a, first, takers, x, y, z, graph, second, other
+    fresh()
+    return result
+
+
+@feature
+def parked_blocks():
+    """A block that a checkpoint keeps lowers no peak, and is not reused while another stream reads it."""
+    import torch
+
+    fresh()
+    stream, side = torch.cuda.Stream(), torch.cuda.Stream()
+    handle, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, pool=handle):
+        y = torch.ones(MIB, device="cuda")
+    state = torch._C._cuda_getCheckpointState(0, handle)
+    graph.replay()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        out = y * 1
+    y.record_stream(side)
+    peak = torch.cuda.max_memory_allocated()
+    del y
+    result = {"peak_fell": torch.cuda.max_memory_allocated() < peak}
+    with torch.cuda.stream(stream):
+        torch._C._cuda_beginAllocateCurrentThreadToPool(0, handle)
+        z = torch.full((MIB,), -1.0, device="cuda")
+        torch._C._cuda_endAllocateToPool(0, handle)
+    torch.cuda.synchronize()
+    result["wrong"] = int((out != 1).sum())
+    del out, z, state, graph
+    fresh()
+    return result
 
 
 @feature
@@ -1375,6 +1445,14 @@ class OneDevice(unittest.TestCase):
     def test_failed_capture(self):
         self.assert_same("failed_capture")
         self.assertEqual(self.of("tarn", "failed_capture")["total"], 3000)
+
+    def test_pools_in_captures(self):
+        native, tarn = self.assert_same("pools_in_captures")
+        self.assertEqual([tarn["values"], tarn["overwritten"]], [[7, 7, 4, 4], 0])
+
+    def test_parked_blocks(self):
+        native, tarn = self.assert_same("parked_blocks")
+        self.assertEqual(tarn, {"peak_fell": False, "wrong": 0})
 
     def test_mem_pool(self):
         native, tarn = self.assert_same("mem_pool")
