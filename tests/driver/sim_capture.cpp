@@ -147,6 +147,22 @@ TEST_CASE("destroying the origin of a sim capture ends the capture", "[driver][s
   CHECK(t.driver.synchronize_device().ok());
 }
 
+TEST_CASE("destroying another stream of a sim capture leaves the capture as it is",
+          "[driver][sim][capture]") {
+  captured t;
+  bool const is_joined = GENERATE(true, false);
+  stream_ref other;
+  REQUIRE(t.machine.create_blocking_stream(0, other).ok());
+  REQUIRE(t.machine.begin_capture(t.a).ok());
+  t.order(t.a, other, t.event);
+  t.run(other);
+  if (is_joined) t.order(other, t.a, t.join);
+  REQUIRE(t.driver.destroy_stream(other).ok());
+  CHECK(t.machine.invalidated_captures() == 0);
+  CHECK(t.machine.end_capture(t.a, t.graph).code == (is_joined ? 0 : 904));
+  CHECK_FALSE(t.is_capturing(t.a));
+}
+
 TEST_CASE("a sim graph that is launched on a captured stream becomes part of the capture",
           "[driver][sim][capture]") {
   captured t;

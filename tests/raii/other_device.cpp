@@ -700,6 +700,30 @@ TEMPLATE_TEST_CASE("bare host memory is freed behind the default streams that an
   CHECK(t.machine.findings().empty());
 }
 
+TEST_CASE("fill and convert are captured on a stream of another device",
+          "[raii][other_device][captures][pages]") {
+  two_devices<sim_driver> t;
+  auto memory = sim_pages{t.first} | accessible_from{device_id{1}} | pooled{};
+  basic_stream<sim_driver> const s{t.other};
+  device_buffer<float, decltype(memory)> from(memory, 1, s);
+  device_buffer<double, decltype(memory)> to(memory, 1, s);
+  graph_memory graphs(memory);
+  sim_graph graph;
+  {
+    capture_scope const scope(graphs, s);
+    REQUIRE(t.other.begin_capture(s).ok());
+    from.fill(std::byte{64});
+    tarn::convert(from, to);
+    REQUIRE(t.other.end_capture(s, graph).ok());
+  }
+  CHECK(t.machine.invalidated_captures() == 0);
+  REQUIRE(t.other.launch(s, graph).ok());
+  s.synchronize();
+  CHECK(*from.data() > 3);
+  CHECK(*to.data() == static_cast<double>(*from.data()));
+  CHECK(t.machine.findings().empty());
+}
+
 TEST_CASE("element_reader and collect_batches read host memory behind the current device's default stream",
           "[raii][other_device][stream]") {
   two_devices<sim_driver> t;

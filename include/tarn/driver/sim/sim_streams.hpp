@@ -51,7 +51,7 @@ class sim_streams : public sim_stream_table {
     std::shared_ptr<sim_capture> left;
     stream_id id = 0;
     if (sim_code const refused = take_stream(stream, left, id); refused != sim_code::ok) return refused;
-    if (left) invalidate(*left);
+    if (left && left->origin == id) invalidate(*left);
     if (left && left->origin == id) close(left);  // nothing can end it now
     return sim_code::ok;
   }
