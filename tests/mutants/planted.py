@@ -1953,8 +1953,8 @@ PLANTED = {
         Mutant(
             "a copy ends the capture of another device",
             "raii/stream.hpp",
-            "    bool const may_be_used = asked.ok() && !capturing;\n",
-            "    bool const may_be_used = !capturing;\n",
+            "    status const asked = there.is_capturing(its, capturing);\n",
+            "    status const asked;\n",
             profile="devices",
         ),
         Mutant(
