@@ -33,6 +33,8 @@ TEST_CASE("device_ptr has the ownership semantics of unique_ptr", "[raii][device
     auto one = make_device<double>(pool, stream_ref{});
     CHECK(one);
     CHECK(one.size() == 1);
+    auto const other = make_device<double>(pool, stream_ref{});
+    CHECK_FALSE(one == other);
     auto many = make_device<int[]>(pool, 1000, stream_ref{});
     CHECK(many.size() == 1000);
     auto moved = std::move(many);

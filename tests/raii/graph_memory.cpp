@@ -282,6 +282,10 @@ TEMPLATE_TEST_CASE("memory of an owner that ends is unmapped after its graph has
       CHECK(d.machine.calls()[driver_call::synchronize_device] == calls[driver_call::synchronize_device]);
       CHECK(d.machine.is_accessible(p, bytes));
       CHECK(pool.allocate(a, bytes) != kept);
+      detail::graph_totals sum;
+      nearest(pool, pool_call::add_graphs{sum});
+      CHECK(sum.owners == 2);
+      CHECK(sum.reserved == bytes);
     }
   }
   pool.empty_cache();

@@ -231,10 +231,35 @@ TEST_CASE("more addresses than the pool has are refused as out of memory that na
 
 TEST_CASE("a place to grow that is in no growing buffer is refused", "[raii][pages][growing_buffer]") {
   machine_and_pool t;
-  machine_and_pool::buffer_type const buffer(t.memory, 4 * per_mib, t.stream);
+  machine_and_pool::buffer_type buffer(t.memory, 4 * per_mib, t.stream);
   void* const p = t.memory.allocate(t.stream, 2_MiB);
   CHECK_THROWS_AS(t.memory.allocate_at(t.stream, p, 2_MiB, default_alignment), misuse);
   t.memory.deallocate(t.stream, p, 2_MiB);
+  auto const beyond = std::size_t{1} << 46;  // bytes from a place in a buffer on
+  CHECK_THROWS_AS(t.memory.allocate_at(t.stream, buffer.data(), beyond, default_alignment), misuse);
+}
+
+TEST_CASE("a growing buffer refuses to grow in a call that the growth of its pool makes",
+          "[raii][pages][growing_buffer]") {
+  using driver_type = tarn_test::calling_driver<sim_driver>;
+  sim_machine machine;
+  std::function<void()> then;
+  auto memory =
+      basic_pages<driver_type>(driver_type(machine.driver(), driver_call::create_pages, then)) | pooled{};
+  growing_buffer<char, decltype(memory)> buffer(memory, 64_MiB, stream_ref{});
+  int refused = 0;
+  then = [&] {
+    try {
+      buffer.resize(8_MiB);
+    } catch (out_of_memory const&) {
+      ++refused;
+    }
+  };
+  void* const p = memory.allocate(stream_ref{}, 8_MiB);
+  CHECK(refused == 1);
+  CHECK(buffer.size() == 0);
+  buffer.resize(8_MiB);
+  memory.deallocate(stream_ref{}, p, 8_MiB);
 }
 
 TEST_CASE("growth of a buffer is all or nothing", "[raii][pages][growing_buffer]") {

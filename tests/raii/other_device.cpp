@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "driver/calling_driver.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/debug/checked.hpp"
 #include "tarn/debug/fenced.hpp"
@@ -95,38 +96,34 @@ void overwrite(Memory& memory, stream_ref stream = {}) {
 
 enum class end_of_stream { alive, destroyed };
 
-/// Calls a function once, after the driver has said whether the legacy stream of a device is captured.
-struct asked_driver : sim_driver {
-  explicit asked_driver(sim_driver const& d) : sim_driver(d) {}
-  status is_capturing(stream_ref s, bool& yes) const noexcept {
-    status const result = sim_driver::is_capturing(s, yes);
-    if (device() == asked && detail::is_legacy_stream<sim_driver>(s) && then) std::exchange(then, nullptr)();
-    return result;
-  }
-  static inline device_id asked{0};
-  static inline std::function<void()> then;
-};
+using asked_driver = tarn_test::calling_driver<sim_driver>;
 
-/// A capture of a blocking stream, which a use of the default stream of its device would end. What another
-/// thread does in a capture_scope at a bad moment.
+/// A capture of a blocking stream, which a use of the default stream of its device would end: what another
+/// thread does in a capture_scope after the pool has asked the driver whether a stream is captured.
 struct sudden_capture {
   explicit sudden_capture(sim_driver const& its_driver) : driver(its_driver) {
     REQUIRE(its_driver.machine().create_blocking_stream(driver.device(), stream).ok());
-    asked_driver::asked = driver.device();
-    asked_driver::then = [this] {
+  }
+  [[nodiscard]] asked_driver begins_in(sim_driver const& first) {
+    return {first, driver_call::is_capturing, begin};
+  }
+  void may_begin(int after_questions) {
+    begin = [this, left = after_questions - 1] {
+      if (left != 0) return may_begin(left);
       was_asked = true;
       has_begun = detail::capture_gate::try_begin_capture() && driver.begin_capture(stream).ok();
     };
   }
   bool is_whole() {
-    asked_driver::then = nullptr;
+    begin = nullptr;
     sim_graph graph;
     bool const ended = !has_begun || driver.end_capture(stream, graph).ok();
     if (has_begun) detail::capture_gate::end_capture();
-    return was_asked && ended && driver.destroy_stream(stream).ok();
+    return ended && driver.destroy_stream(stream).ok();
   }
   sim_driver driver;
   stream_ref stream;
+  std::function<void()> begin;
   bool was_asked = false;
   bool has_begun = false;
 };
@@ -633,12 +630,14 @@ TEST_CASE("a copy fails where the driver cannot say whether another device's def
 TEST_CASE("a copy does not end a capture that begins while it asks for captures of another device",
           "[raii][other_device][captures]") {
   two_devices<sim_driver> t;
-  auto const memory = basic_managed<asked_driver>{asked_driver(t.first)} | pooled{};
+  sudden_capture capture(t.other);
+  auto const memory = basic_managed<asked_driver>{capture.begins_in(t.first)} | pooled{};
   basic_stream<sim_driver> const uses_the_device{t.other};
   auto from = make_device_buffer<char>(memory, n, stream_ref{});
   auto to = make_device_buffer<char>(memory, n, stream_ref{});
-  sudden_capture capture(t.other);
+  capture.may_begin(1);
   to.copy_from(from);
+  CHECK(capture.was_asked);
   CHECK(capture.is_whole());
   CHECK(t.machine.invalidated_captures() == 0);
 }
@@ -646,14 +645,15 @@ TEST_CASE("a copy does not end a capture that begins while it asks for captures 
 TEST_CASE("a pool does not end a capture that begins while it marks the default streams of all devices",
           "[raii][other_device][captures]") {
   two_devices<sim_driver> t;
-  auto memory = basic_pinned<asked_driver>{asked_driver(t.first)} | pooled{};
+  sudden_capture capture(t.first);
+  auto memory = basic_pinned<asked_driver>{capture.begins_in(t.first)} | pooled{};
   basic_stream<sim_driver> const taker{t.first};
   basic_stream<sim_driver> const uses_the_device{t.other};
   void* const p = memory.allocate(stream_ref{}, 40 * n);
   REQUIRE(t.first.launch(stream_ref{}, second).ok());
   memory.deallocate(stream_ref{}, p, 40 * n);
   memory.deallocate(stream_ref{}, memory.allocate(stream_ref{}, 48 * n), 48 * n);  // the cache gives p up
-  sudden_capture capture(t.first);
+  capture.may_begin(GENERATE(1, 2, 3, 4));
   void* const q = memory.allocate(taker, 40 * n);
   CHECK(capture.is_whole());
   CHECK(t.machine.invalidated_captures() == 0);
