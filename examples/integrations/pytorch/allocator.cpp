@@ -535,7 +535,6 @@ class allocator final : public native::CUDAAllocator {
   void* take_from_route(device_memory& its, route& r, std::size_t bytes, cudaStream_t handle,
                         tarn::stream_ref stream, block& b);
   [[nodiscard]] void* take_parked(device_memory& its, private_pool& pool, block const& b);
-  static void join(open_capture& capture, cudaStream_t handle, tarn::stream_ref stream);
   void* take_on_oom(device_memory& its, block& b);
   void give_back(void* p, block& b);
   void release(device_memory& its, void* p, block& b);
@@ -571,6 +570,13 @@ class allocator final : public native::CUDAAllocator {
   static parked_amount parked_of(device_memory& its) {
     std::lock_guard const guard(its.parked_mutex);
     return its.parked;
+  }
+  /// Takes a parked block out, as it was when it was parked. The caller holds the pool's mutex.
+  static void unpark(device_memory& its, private_pool& pool, void* p, block const& b) {
+    auto [it, end] = pool.parked.equal_range(parked_key(its, b));
+    while (it != end && it->second != p) ++it;
+    if (it != end) pool.parked.erase(it);
+    count_parked(its, b, -1);
   }
   void report_to_profiler(device_memory& its, void* p, std::int64_t bytes) {
     DeviceStats const now = getDeviceStats(its.index);
@@ -677,7 +683,7 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
   void* p = nullptr;
   if (pool.capture.has_value()) {
     pool.capture->has_allocated = true;
-    join(*pool.capture, handle, stream);
+    pool.capture->join(handle, stream);
   }
   p = pool.allocate(stream, bytes);
   note_live(its, pool, p, b);
@@ -693,13 +699,6 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
     throw;
   }
   return p;
-}
-
-/// Makes a stream known that is part of a capture. The caller holds the pool's mutex.
-void allocator::join(open_capture& capture, cudaStream_t handle, tarn::stream_ref stream) {
-  if (capture.joined.contains(handle) || !is_captured(handle)) return;
-  capture.scope.join(stream);
-  capture.joined.insert(handle);
 }
 
 /// A free block that a checkpoint keeps, of the same size and stream; null if there is none. The caller holds
@@ -814,7 +813,6 @@ void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id,
                                     std::function<bool(cudaStream_t)> filter) {
   device_memory& its = memory_of(device);
   TORCH_CHECK(!its.pools.is_open(id), "beginAllocateToPool: already recording to mempool_id");
-  bool has_begun = false;
   c10::cuda::CUDAStream const current = c10::cuda::getCurrentCUDAStream(device);
   with_torch_errors([&] {
     auto const r = std::make_shared<route>(its.pools.use(its.memory, id), std::move(filter));
@@ -826,13 +824,12 @@ void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id,
         its.pools.end_failed_captures(current.stream());
         std::lock_guard const guard(r->pool->mutex);
         r->pool->begin_capture(reference(its, current), current.stream());
-        has_begun = true;
       }
       its.pools.open(r);
     } catch (...) {
-      if (has_begun) {
+      {
         std::lock_guard const guard(r->pool->mutex);
-        r->pool->capture.reset();
+        r->pool->end_capture();
       }
       releasePool(device, id);
       throw;
@@ -844,8 +841,7 @@ void allocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   std::shared_ptr<route> const closed = memory_of(device).pools.close(id);
   TORCH_CHECK(closed != nullptr, "endAllocatePool: not currently recording to mempool_id");
   std::lock_guard const guard(closed->pool->mutex);
-  std::optional<open_capture>& capture = closed->pool->capture;
-  if (capture.has_value() && !is_captured(capture->stream)) capture.reset();
+  closed->pool->end_capture();
 }
 
 void allocator::releasePool(DeviceIndex device, MempoolId_t id) {
@@ -916,13 +912,7 @@ native::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
     });
     TORCH_INTERNAL_ASSERT(is_there, "a block of a checkpoint is gone");
     if (was_parked) {
-      auto const key = parked_key(its, now);
-      for (auto [it, end] = pool.parked.equal_range(key); it != end; ++it) {
-        if (it->second != s.p) continue;
-        pool.parked.erase(it);
-        break;
-      }
-      count_parked(its, now, -1);
+      unpark(its, pool, s.p, now);
       pool.live.insert(s.p);
     }
     delta.dataptrs_allocd.emplace_back(s.p, s.p, &delete_block, c10::Device(c10::kCUDA, device));
@@ -945,13 +935,7 @@ void allocator::forget(checkpoint& c) {
       now = b;
     });
     if (!is_free) continue;
-    auto const key = parked_key(its, now);
-    for (auto [it, end] = c.pool->parked.equal_range(key); it != end; ++it) {
-      if (it->second != s.p) continue;
-      c.pool->parked.erase(it);
-      break;
-    }
-    count_parked(its, now, -1);
+    unpark(its, *c.pool, s.p, now);
     block gone;
     if (blocks_.take(s.p, gone)) deallocate(its, s.p, gone);
   }

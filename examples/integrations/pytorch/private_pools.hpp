@@ -99,6 +99,12 @@ struct open_capture {
   template <class Memory>
   open_capture(tarn::graph_memory<Memory>& owner, tarn::stream_ref named, cudaStream_t begins_on)
       : scope(owner, named), stream(begins_on), joined{begins_on} {}
+  /// Makes a stream known that is part of the capture. @throws tarn's errors
+  void join(cudaStream_t handle, tarn::stream_ref named) {
+    if (joined.contains(handle) || !is_captured(handle)) return;
+    scope.join(named);
+    joined.insert(handle);
+  }
 
   tarn::capture_scope scope;
   cudaStream_t const stream;
@@ -138,6 +144,10 @@ class private_pool {
     } else {
       capture.emplace(*graph, named, stream);
     }
+  }
+  /// Ends the capture unless its stream is still captured. The caller holds the mutex.
+  void end_capture() {
+    if (capture.has_value() && !is_captured(capture->stream)) capture.reset();
   }
 
   MempoolId_t const id;
@@ -266,9 +276,8 @@ class private_pools {
     }
     for (auto const& pool : all) {
       std::lock_guard const its(pool->mutex);
-      std::optional<open_capture>& capture = pool->capture;
-      if (!capture.has_value() || (!capture->has_allocated && capture->stream != next)) continue;
-      if (!is_captured(capture->stream)) capture.reset();
+      std::optional<open_capture> const& capture = pool->capture;
+      if (capture.has_value() && (capture->has_allocated || capture->stream == next)) pool->end_capture();
     }
   }
   [[nodiscard]] bool has_routes() const noexcept { return has_routes_.load(std::memory_order_acquire); }
