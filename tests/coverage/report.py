@@ -36,8 +36,8 @@ def read_accepted(path):
 
 
 def counted_in(root, build):
-    """The files of include/tarn with their lines and branches. gcov derives the count of a branch from those of others, which threads
-    count without a lock: it may print -1, a parse error for gcovr, which ignores those here."""
+    """The files of include/tarn with their lines and branches. gcov derives the count of a branch from those of others. Where a program
+    ends while functions run, as those of tests/faults/endings do, it may print -1, a parse error for gcovr, which ignores those here."""
     written = build / "counted.json"
     subprocess.run(["/usr/bin/gcovr", "--root", root, "--filter", ".*include/tarn/", "--exclude-throw-branches", "--gcov-ignore-parse-errors",
                     "--json", written, build], check=True)
