@@ -464,11 +464,18 @@ class allocator final : public native::CUDAAllocator {
     with_memory_of(its, b,
                    [&](auto& memory) { memory.deallocate(b.stream, p, b.bytes, tarn::default_alignment); });
   }
-  /// Frees the new block of a private pool if it cannot be noted. The caller holds the pool's mutex.
-  static void note_live(device_memory& its, private_pool& pool, void* p, block const& b) {
+  /// Notes a new block of a private pool; frees it if that fails. A graph of another pool that is being
+  /// captured uses the block: freed, it stays that graph's. The caller holds the pool's mutex.
+  static void note_live(device_memory& its, private_pool& pool, void* p, block& b) {
     try {
       pool.live.insert(p);
+      if (pool.capture.has_value() || pool.foreign.has_value()) return;
+      if (!is_captured(static_cast<cudaStream_t>(b.stream.handle()))) return;
+      its.memory.record_stream(p, b.bytes, b.stream);
+      b.has_uses = true;
+    } catch (tarn::cuda_error const&) {  // a capture that PyTorch did not begin
     } catch (...) {
+      pool.live.erase(p);
       deallocate(its, p, b);
       throw;
     }
@@ -687,17 +694,6 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
   }
   p = pool.allocate(stream, bytes);
   note_live(its, pool, p, b);
-  if (pool.capture.has_value() || pool.foreign.has_value() || !is_captured(handle)) return p;
-  // The graph of another pool uses the block: freed, it stays that graph's.
-  try {
-    its.memory.record_stream(p, bytes, stream);
-    b.has_uses = true;
-  } catch (tarn::cuda_error const&) {  // a capture that PyTorch did not begin
-  } catch (...) {
-    pool.live.erase(p);
-    deallocate(its, p, b);
-    throw;
-  }
   return p;
 }
 

@@ -702,6 +702,59 @@ def pool_on_oom():
 
 
 @feature
+def pool_on_oom_in_capture():
+    """What a graph uses of a MemPool that served it for lack of memory stays its own."""
+    import torch
+
+    if torch.cuda.get_allocator_backend() != "tarn":
+        return {}  # PyTorch's own pool ends the process where a capture begins without memory
+
+    def blocks_until_oom(size):
+        made = []
+        try:
+            while True:
+                made.append(torch.full((size,), 7, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            return made
+
+    fresh()
+    stream = torch.cuda.Stream()
+    torch.cuda.set_per_process_memory_fraction(0.005)
+    room = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    small = [torch.ones(8, device="cuda") for _ in range(100)]  # leaves room for what a graph needs besides
+    filled = [blocks_until_oom(size * MIB) for size in (64, 8, 2, 1)]
+    del room
+    torch.cuda.empty_cache()
+    pool = torch.cuda.MemPool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(pool):
+        kept = blocks_until_oom(MIB)
+    del small[1:], kept[1::2]  # no two free blocks are neighbours, so that their memory cannot be given back
+    handle, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    served, used = True, None
+    with torch.cuda.graph(graph, pool=handle, stream=stream):
+        torch._C._cuda_endAllocateToPool(0, handle)
+        try:
+            used = torch.full((MIB,), 3, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            served = False
+        torch._C._cuda_beginAllocateCurrentThreadToPool(0, handle)
+    first = used.data_ptr() if served else 0
+    of_pool = any(s["address"] <= first < s["address"] + s["total_size"] for s in pool.snapshot())
+    del used
+    with torch.cuda.use_mem_pool(pool), torch.cuda.stream(stream):
+        takers = blocks_until_oom(MIB)
+    torch.cuda.synchronize()
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    result = {"of_pool": of_pool, "others_free": len(takers) > 8}
+    result["overwritten"] = sum(int((taken != 7).sum()) for taken in takers)
+    del takers, filled, small, kept, graph, pool
+    fresh()
+    return result
+
+
+@feature
 def uncached():
     import torch
 
@@ -1472,6 +1525,9 @@ class OneDevice(unittest.TestCase):
     def test_pool_on_oom(self):
         self.assert_same("pool_on_oom")
         self.assertTrue(self.of("tarn", "pool_on_oom")["served"])
+
+    def test_pool_on_oom_in_capture(self):
+        self.assertEqual(self.of("tarn", "pool_on_oom_in_capture"), {"of_pool": True, "others_free": True, "overwritten": 0})
 
     def test_uncached_and_raw_blocks(self):
         self.assert_same("uncached")
