@@ -580,9 +580,7 @@ class allocator final : public native::CUDAAllocator {
   }
   /// Takes a parked block out, as it was when it was parked. The caller holds the pool's mutex.
   static void unpark(device_memory& its, private_pool& pool, void* p, block const& b) {
-    auto [it, end] = pool.parked.equal_range(parked_key(its, b));
-    while (it != end && it->second != p) ++it;
-    if (it != end) pool.parked.erase(it);
+    pool.parked.erase({parked_key(its, b), p});
     count_parked(its, b, -1);
   }
   void report_to_profiler(device_memory& its, void* p, std::int64_t bytes) {
@@ -701,8 +699,9 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
 /// the pool's mutex.
 void* allocator::take_parked(device_memory& its, private_pool& pool, block const& b) {
   if (pool.parked.empty()) return nullptr;
-  auto const it = pool.parked.find({rounded_of(its, b), b.stream.handle()});
-  if (it == pool.parked.end()) return nullptr;
+  std::pair const wanted(rounded_of(its, b), b.stream.handle());
+  auto const it = pool.parked.lower_bound({wanted, nullptr});
+  if (it == pool.parked.end() || it->first != wanted) return nullptr;
   void* const p = it->second;
   pool.parked.erase(it);
   return p;

@@ -160,8 +160,8 @@ class private_pool {
   int users = 0;
   bool serves_others_on_oom = false;
   std::unordered_set<void*> live;
-  /// Free blocks that checkpoints list, by rounded bytes and stream.
-  std::multimap<std::pair<std::size_t, void*>, void*> parked;
+  /// Free blocks that checkpoints list, after their rounded bytes and stream.
+  std::set<std::pair<std::pair<std::size_t, void*>, void*>> parked;
 };
 
 /// While it is open, requests whose stream passes the filter belong to the pool.
