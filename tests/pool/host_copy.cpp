@@ -94,3 +94,23 @@ TEST_CASE("host_copy waits for what was enqueued before a position, and no longe
     CHECK(machine.leaks().total() == 0);
   }
 }
+
+TEST_CASE("host_copy does not report as saved what no call of the driver waited for", "[pool][sleep]") {
+  sim_machine const machine;
+  fault_plan const plan;
+  faulty<sim_driver> const driver{machine.driver(0), plan};
+  void* p = nullptr;
+  REQUIRE(driver.malloc_device(2_MiB, p).ok());
+  detail::host_copy<faulty<sim_driver>> copy(driver);
+  copy.set_up(2_MiB);
+  copy.save(0, p, 2_MiB);
+  for (driver_call const call :
+       {driver_call::synchronize_event, driver_call::synchronize_stream, driver_call::synchronize_device})
+    plan.fail(call, 1);
+  CHECK_FALSE(copy.wait_for(2_MiB));
+  plan.disarm();
+  CHECK(copy.wait_for(2_MiB));
+  CHECK(machine.pending() == 0);
+  copy.close();
+  REQUIRE(driver.free_device(p).ok());
+}

@@ -291,6 +291,29 @@ TEST_CASE("record_stream does not let an event cover a block that was freed afte
   CHECK(machine.now() >= 10 * second);
 }
 
+TEST_CASE("the notes of recorded uses are used again once the uses are over",
+          "[pool][streams][record_stream]") {
+  sim_machine const machine(checked());
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  test_stream const a(machine.driver()), b(machine.driver());
+  auto const use_and_free = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      void* const p = memory.allocate(a, 4_KiB);
+      memory.record_stream(p, 4_KiB, b);
+      if (i % 2 == 0) {
+        REQUIRE(machine.launch(b, second).ok());
+        memory.deallocate(a, p, 4_KiB);
+        (void)memory.trim();
+      } else {  // of an idle stream
+        memory.deallocate(a, p, 4_KiB);
+      }
+    }
+    return memory->state().host_bytes;
+  };
+  std::size_t const early = use_and_free(100);
+  CHECK(use_and_free(2000) == early);
+}
+
 TEST_CASE("each block that is freed on a lost stream waits for all work and is then given back",
           "[pool][streams][record_stream]") {
   sim_machine const machine(checked());

@@ -316,6 +316,20 @@ TEST_CASE("a growing buffer gets the memory of free handles that do not fit toge
   t.memory.deallocate(t.stream, blocks[2], bytes[2]);
 }
 
+TEST_CASE("the growth that the pool suggests includes what a stream that still works has freed",
+          "[raii][pages][growing_buffer]") {
+  machine_and_pool t({}, {.largest_handle = 64_MiB});
+  basic_stream<sim_driver> const other(t.memory.driver());
+  machine_and_pool::buffer_type const buffer(t.memory, 1024 * per_mib, t.stream);
+  void* const first = t.memory.allocate(other, 12_MiB);
+  void* const second = t.memory.allocate(other, 12_MiB);
+  REQUIRE(t.machine.launch(other, 1'000'000'000).ok());
+  t.memory.deallocate(other, first, 12_MiB);
+  t.memory.deallocate(other, second, 12_MiB);  // the thread's cache keeps this one
+  CHECK(nearest(t.memory, pool_call::suggest_growth{t.stream, buffer.data(), 8_MiB}) == 12_MiB);
+  CHECK(t.machine.pending() != 0);
+}
+
 TEST_CASE("a limit above the pool bounds a growing buffer", "[raii][pages][growing_buffer]") {
   sim_machine machine;
   auto memory = sim_pages(machine.driver(device_id{0})) | pooled{} | tracked{} | limited{64_MiB};

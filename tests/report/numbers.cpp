@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <map>
+#include <random>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "catch.hpp"
 #include "tarn/raii/device_buffer.hpp"
@@ -129,6 +132,34 @@ TEST_CASE("memory_stats reports reserved memory separately for small and large b
   SECTION("over blocks") {
     try_on(on_blocks(), true);
   }
+}
+
+TEST_CASE("memory_stats inactive_split has the same peak and totals, however often it is read",
+          "[report][stats]") {
+  auto const totals_of = [](bool reads_often) {
+    sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
+    auto memory = sim_pages(machine.driver()) | pooled{} | tracked{};
+    std::vector<std::pair<void*, std::size_t>> blocks;
+    std::mt19937 random(7);
+    for (int i = 0; i < 2000; ++i) {
+      if (blocks.empty() || random() % 64 < (i / 250 % 2 == 0 ? 40U : 24U)) {
+        std::size_t const bytes = std::size_t{1024} << random() % 11;
+        blocks.emplace_back(memory.allocate({}, bytes), bytes);
+      } else {
+        std::swap(blocks[random() % blocks.size()], blocks.back());
+        memory.deallocate({}, blocks.back().first, blocks.back().second);
+        blocks.pop_back();
+      }
+      if (reads_often) (void)memory_stats(memory);
+    }
+    std::vector<std::pair<std::string, std::int64_t>> found;
+    for (auto const& [name, n] : memory_stats(memory)) {
+      if (std::string(name).starts_with("inactive_split")) found.emplace_back(name, n);
+    }
+    for (auto const& [p, bytes] : blocks) memory.deallocate({}, p, bytes);
+    return found;
+  };
+  CHECK(totals_of(true) == totals_of(false));
 }
 
 TEST_CASE("memory_stats inactive_split keeps its peak and totals, and excludes memory that can be released",

@@ -733,6 +733,34 @@ TEST_CASE("a description that is replayed after its exporter has ended is refuse
   CHECK(machine.leaks().total() == 0);
 }
 
+TEST_CASE("send_block says that the other process refused the block", "[raii][sharing][pages]") {
+  sim_machine const machine(sharing_machine());
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  void* const p = memory.allocate({}, 4_MiB);
+  {
+    auto const block = export_block(memory, p, 4_MiB);
+    connection c;
+    fault_plan const plan;
+    auto elsewhere = basic_pages<faulty<sim_driver>>(faulty(machine.driver(0), plan)) | pooled{};
+    plan.fail(driver_call::import_pages, 1);
+    bool failed = false;
+    std::thread importer([&] {
+      try {
+        (void)receive_block(c.importer.get(), elsewhere);
+      } catch (cuda_error const&) {
+        failed = true;
+      }
+    });
+    CHECK(failure_of([&] {
+            send_block(c.exporter.get(), block);
+            return 0;
+          }) == sharing_failure::refused);
+    importer.join();
+    CHECK(failed);
+  }
+  memory.deallocate({}, p, 4_MiB);
+}
+
 TEST_CASE("descriptors of something else are never mapped", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   {
