@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <span>
 #include <string>
 #include <system_error>
 #include <tarn/sharing.hpp>
@@ -37,17 +38,9 @@ struct wanted_block {
   std::uint64_t number = 0;
 };
 
-inline bool send_all(int socket, void const* data, std::size_t bytes) noexcept {
-  return ::send(socket, data, bytes, MSG_NOSIGNAL) == static_cast<::ssize_t>(bytes);
-}
-inline bool receive_all(int socket, void* data, std::size_t bytes) noexcept {
-  return ::recv(socket, data, bytes, MSG_WAITALL) == static_cast<::ssize_t>(bytes);
-}
-inline void limit_waits(int socket) noexcept {
-  ::timeval const limit{30, 0};
-  (void)::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  (void)::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-}
+/// Of each step of the other process.
+inline constexpr std::chrono::seconds time_limit{30};
+
 /// Whether the process at the other end of a connection is one of this user: any user may bind the name of a
 /// process that has ended.
 inline bool is_of_this_user(int socket) noexcept {
@@ -64,6 +57,18 @@ inline ::socklen_t address_of(std::string const& name, ::sockaddr_un& address) n
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   return static_cast<::socklen_t>(offsetof(::sockaddr_un, sun_path) + 1 + name.size());
+}
+/// Connects to such an address, also if signals arrive. It waits while too many others do.
+inline bool connect(int socket, std::string const& name) noexcept {
+  ::timeval const limit{time_limit.count(), 0};
+  (void)::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  ::sockaddr_un address;
+  ::socklen_t const size = address_of(name, address);
+  int result = 0;
+  do {
+    result = ::connect(socket, reinterpret_cast<::sockaddr const*>(&address), size);
+  } while (result != 0 && errno == EINTR);
+  return result == 0;
 }
 
 }  // namespace detail
@@ -139,18 +144,19 @@ class block_server {
     }
   }
   void answer(int peer) {
-    detail::limit_waits(peer);
     if (!detail::is_of_this_user(peer)) return;
+    tarn::detail::unix_socket const socket(peer, detail::time_limit);
     detail::wanted_block wanted;
-    if (!detail::receive_all(peer, &wanted, sizeof wanted) || wanted.secret != secret_) return;
+    socket.receive(std::as_writable_bytes(std::span(&wanted, 1)));
+    if (wanted.secret != secret_) return;
     std::shared_ptr<exported> block;
     {
       std::lock_guard const guard(mutex_);
       if (auto const it = exported_.find(wanted.number); it != exported_.end()) block = it->second;
     }
-    char const there = block != nullptr ? 1 : 0;
-    if (!detail::send_all(peer, &there, 1) || block == nullptr) return;
-    tarn::send_block(peer, *block);
+    std::byte const there{block != nullptr};
+    socket.send(std::span(&there, 1));
+    if (block != nullptr) tarn::send_block(peer, *block);
   }
 
   std::mutex mutex_;
@@ -185,14 +191,18 @@ class imported_blocks {
     std::weak_ptr<void> block;
   };
 
-  /// Forgets the handles that no tensor and no other thread uses.
+  /// Forgets the handles that no tensor and no other thread uses, whenever there are twice as many as were
+  /// left the last time. O(1) amortised.
   std::shared_ptr<entry> entry_of(std::string const& handle) {
     std::lock_guard const guard(mutex_);
-    std::erase_if(entries_, [](auto const& known) {
-      if (known.second.use_count() != 1) return false;
-      std::lock_guard const its(known.second->mutex);
-      return known.second->block.expired();
-    });
+    if (entries_.size() >= next_look_) {
+      std::erase_if(entries_, [](auto const& known) {
+        if (known.second.use_count() != 1) return false;
+        std::lock_guard const its(known.second->mutex);
+        return known.second->block.expired();
+      });
+      next_look_ = 2 * entries_.size() + 16;
+    }
     std::shared_ptr<entry>& its = entries_[handle];
     if (its == nullptr) its = std::make_shared<entry>();
     return its;
@@ -208,19 +218,17 @@ class imported_blocks {
                    "processes.");
     }
     tarn::unique_descriptor const peer(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    detail::limit_waits(peer.get());
-    ::sockaddr_un address;
-    ::socklen_t const size = detail::address_of(name, address);
-    if (::connect(peer.get(), reinterpret_cast<::sockaddr const*>(&address), size) != 0 ||
-        !detail::is_of_this_user(peer.get())) {
+    if (!detail::connect(peer.get(), name) || !detail::is_of_this_user(peer.get())) {
       detail::fail(tarn::sharing_failure::exporter_ended,
                    "the process that shared this CUDA memory has ended, or runs in another container or as "
                    "another user");
     }
     detail::wanted_block const wanted{{first, second}, number};
-    char there = 0;
-    if (!detail::send_all(peer.get(), &wanted, sizeof wanted) ||
-        !detail::receive_all(peer.get(), &there, 1) || there != 1)
+    std::byte there{};
+    tarn::detail::unix_socket const socket(peer.get(), detail::time_limit);
+    socket.send(std::as_bytes(std::span(&wanted, 1)));
+    socket.receive(std::span(&there, 1));
+    if (there != std::byte{1})
       detail::fail(tarn::sharing_failure::refused, "the process that shared this CUDA memory has freed it");
     auto block =
         std::make_shared<decltype(tarn::receive_block(0, memory))>(tarn::receive_block(peer.get(), memory));
@@ -229,6 +237,7 @@ class imported_blocks {
 
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<entry>> entries_;
+  std::size_t next_look_ = 16;  ///< number of entries
 };
 
 }  // namespace tarn_torch
