@@ -69,10 +69,14 @@ decltype(auto) with_torch_errors(Call const& call) {
 
 /// What one device has. Never destroyed.
 struct device_memory {
-  explicit device_memory(DeviceIndex its_index) : index(its_index), memory(make_memory(its_index)) {}
+  explicit device_memory(DeviceIndex its_index)
+      : index(its_index), memory(make_memory(its_index)), any_stream(memory.driver()) {}
 
   DeviceIndex const index;
   memory_type memory;
+  /// No work runs on it and no block is freed on it. A block with a use on it waits, once it is freed, for
+  /// all work of the device: so does every use on a stream other than a default one.
+  tarn::stream const any_stream;
   private_pools pools;
   block_server<memory_type> server;
   std::atomic<std::int64_t> ooms{0};
@@ -151,7 +155,7 @@ class allocator final : public native::CUDAAllocator {
   void raw_delete(void* p) override {
     if (p == nullptr) return;
     block b;
-    if (blocks_.take(p, b)) return give_back(p, b);
+    if (blocks_.take_if_common(p, b)) return give_back(p, b);
     TORCH_CHECK(!isEnabled(), "invalid device pointer: ", p);
     delete_uncached(p);
   }
@@ -193,6 +197,7 @@ class allocator final : public native::CUDAAllocator {
       if (its == nullptr) continue;
       history::cause const why(history_, d, context);
       // A MemPool with an allocator of its own keeps its memory until it is released.
+      its->pools.end_retired();
       with_torch_errors([&] {
         its->memory.trim(id == MempoolId_t{0, 0} ? 0 : no_limit);
         for (auto const& pool : its->pools.with_foreign_memory()) {
@@ -413,12 +418,12 @@ class allocator final : public native::CUDAAllocator {
       return *known;
     std::lock_guard const guard(mutex_);
     if (device_memory* const known = made_[valid(device)].load(); known != nullptr) return *known;
-    auto* const made = with_torch_errors([&] { return new device_memory(device); });
+    auto made = with_torch_errors([&] { return std::make_unique<device_memory>(device); });
     made->limit.store(limit_of(device));
     apply_limit(*made);
     if (history_.is_enabled()) tarn::remember_growth(made->memory, growth_notes);
-    made_[valid(device)].store(made, std::memory_order_release);
-    return *made;
+    made_[valid(device)].store(made.get(), std::memory_order_release);
+    return *made.release();
   }
   [[nodiscard]] std::size_t limit_of(DeviceIndex device) const {
     double const fraction = fractions_[valid(device)].load();
@@ -464,20 +469,27 @@ class allocator final : public native::CUDAAllocator {
     with_memory_of(its, b,
                    [&](auto& memory) { memory.deallocate(b.stream, p, b.bytes, tarn::default_alignment); });
   }
-  /// Notes a new block of a private pool; frees it if that fails. A graph of another pool that is being
-  /// captured uses the block: freed, it stays that graph's. The caller holds the pool's mutex.
-  static void note_live(device_memory& its, private_pool& pool, void* p, block& b) {
+  /// Lists a new block of a private pool; frees it if that fails. The caller holds the pool's mutex.
+  void note_live(device_memory& its, private_pool& pool, void* p, block& b) {
     try {
       pool.live.insert(p);
-      if (pool.capture.has_value() || pool.foreign.has_value()) return;
-      if (!is_captured(static_cast<cudaStream_t>(b.stream.handle()))) return;
-      its.memory.record_stream(p, b.bytes, b.stream);
-      b.has_uses = true;
-    } catch (tarn::cuda_error const&) {  // a capture that PyTorch did not begin
+      b.has_uses = record_for_graph(its, pool, p, b);
+      blocks_.insert(p, block(b));
     } catch (...) {
       pool.live.erase(p);
       deallocate(its, p, b);
       throw;
+    }
+  }
+  /// If the graph of another pool is being captured, it uses the block: freed, the block stays that graph's.
+  static bool record_for_graph(device_memory& its, private_pool& pool, void* p, block const& b) {
+    if (pool.capture.has_value() || pool.foreign.has_value()) return false;
+    if (!is_captured(static_cast<cudaStream_t>(b.stream.handle()))) return false;
+    try {
+      its.memory.record_stream(p, b.bytes, b.stream);
+      return true;
+    } catch (tarn::cuda_error const&) {  // a capture that PyTorch did not begin
+      return false;
     }
   }
 
@@ -544,9 +556,10 @@ class allocator final : public native::CUDAAllocator {
   [[nodiscard]] void* take_parked(device_memory& its, private_pool& pool, block const& b);
   void* take_on_oom(device_memory& its, block& b);
   void give_back(void* p, block& b);
+  void note_free(void* p, block const& b, context_ptr const& context);
+  void end_pool(device_memory& its, private_pool& pool);
   void release(device_memory& its, void* p, block& b);
-  void park_or_free(device_memory& its, void* p, block& b);
-  [[noreturn]] void refuse(device_memory& its, std::size_t bytes, tarn::stream_ref stream,
+  [[noreturn]] void refuse(device_memory& its, std::size_t bytes, tarn::stream_ref stream, MempoolId_t id,
                            tarn::out_of_memory const& why);
 
   template <class IdOf>
@@ -562,12 +575,13 @@ class allocator final : public native::CUDAAllocator {
   static std::pair<std::size_t, void*> parked_key(device_memory& its, block const& b) {
     return {b.has_uses ? 0 : rounded_of(its, b), b.stream.handle()};
   }
+  /// Counts a block that was parked, or one that is parked no more. It keeps the peaks of before: those of
+  /// tarn begin again, since how much of them was parked changes.
   static void count_parked(device_memory& its, block const& b, std::int64_t sign) {
     std::lock_guard const guard(its.parked_mutex);
-    if (sign > 0) {
-      DeviceStats now = statistics_of(its.memory, its.parked);
-      for_each_parked(now, [&](auto const& s, std::size_t place) { its.parked.peaks[place] = s.peak; });
-    }
+    DeviceStats now = statistics_of(its.memory, its.parked);
+    for_each_parked(now, [&](auto const& s, std::size_t place) { its.parked.peaks[place] = s.peak; });
+    its.memory->reset_peak_statistics();
     for (int const group : {0, group_of(b.bytes)}) {
       its.parked.blocks[group] += sign;
       its.parked.bytes[group] += sign * static_cast<std::int64_t>(rounded_of(its, b));
@@ -578,16 +592,12 @@ class allocator final : public native::CUDAAllocator {
     std::lock_guard const guard(its.parked_mutex);
     return its.parked;
   }
-  /// Takes a parked block out, as it was when it was parked. The caller holds the pool's mutex.
-  static void unpark(device_memory& its, private_pool& pool, void* p, block const& b) {
-    pool.parked.erase({parked_key(its, b), p});
-    count_parked(its, b, -1);
-  }
-  void report_to_profiler(device_memory& its, void* p, std::int64_t bytes) {
+  /// @param counted  what the statistics still count and the profiler shall not
+  void report_to_profiler(device_memory& its, void* p, std::int64_t bytes, std::int64_t counted) {
     DeviceStats const now = getDeviceStats(its.index);
-    c10::reportMemoryUsageToProfiler(p, bytes, static_cast<std::size_t>(now.allocated_bytes[0].current),
-                                     static_cast<std::size_t>(now.reserved_bytes[0].current),
-                                     c10::Device(c10::kCUDA, its.index));
+    c10::reportMemoryUsageToProfiler(
+        p, bytes, static_cast<std::size_t>(now.allocated_bytes[0].current - counted),
+        static_cast<std::size_t>(now.reserved_bytes[0].current), c10::Device(c10::kCUDA, its.index));
   }
 
   std::atomic<int> device_count_{0};
@@ -647,22 +657,25 @@ void* allocator::take_for(device_memory& its, std::size_t bytes, cudaStream_t ha
         p = attempt();
       } catch (tarn::out_of_memory const& second) {
         p = r == nullptr ? take_on_oom(its, b) : nullptr;
-        if (p == nullptr) refuse(its, bytes, stream, second);
+        if (p == nullptr) refuse(its, bytes, stream, r != nullptr ? r->pool->id : MempoolId_t{0, 0}, second);
       }
     }
   }
   context_ptr const context = watched ? b.context : context_ptr{};
   MempoolId_t const id = watched && b.pool != nullptr ? b.pool->id : MempoolId_t{0, 0};
-  try {
-    blocks_.insert(p, std::move(b));
-  } catch (...) {
-    release(its, p, b);  // NOLINT(bugprone-use-after-move): it is unchanged
-    throw;
+  std::size_t const counted = c10::memoryProfilingEnabled() ? rounded_of(its, b) : 0;
+  if (b.pool == nullptr) {  // note_live() has done it
+    try {
+      blocks_.insert(p, std::move(b));
+    } catch (...) {
+      deallocate(its, p, b);  // NOLINT(bugprone-use-after-move): it is unchanged
+      throw;
+    }
   }
   if (watched) [[unlikely]]
     history_.note(TraceEntry::ALLOC, its.index, reinterpret_cast<std::size_t>(p), bytes, handle, id, context);
-  if (c10::memoryProfilingEnabled()) [[unlikely]]
-    report_to_profiler(its, p, static_cast<std::int64_t>(bytes));
+  if (counted != 0) [[unlikely]]
+    report_to_profiler(its, p, static_cast<std::int64_t>(counted), 0);
   if (auto const* const trace = c10::impl::GPUTrace::get_trace(); trace != nullptr) [[unlikely]]
     (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<std::uintptr_t>(p));
   return p;
@@ -723,7 +736,7 @@ void* allocator::take_on_oom(device_memory& its, block& b) {
   return nullptr;
 }
 
-void allocator::refuse(device_memory& its, std::size_t bytes, tarn::stream_ref stream,
+void allocator::refuse(device_memory& its, std::size_t bytes, tarn::stream_ref stream, MempoolId_t id,
                        tarn::out_of_memory const& why) {
   std::size_t free = 0;
   std::size_t total = 0;
@@ -738,7 +751,7 @@ void allocator::refuse(device_memory& its, std::size_t bytes, tarn::stream_ref s
   std::size_t const allocated = static_cast<std::size_t>(now.allocated_bytes[0].current);
   std::size_t const reserved = static_cast<std::size_t>(now.reserved_bytes[0].current);
   if (history_.is_wanted())
-    history_.note(TraceEntry::OOM, its.index, free, bytes, stream.handle(), {0, 0},
+    history_.note(TraceEntry::OOM, its.index, free, bytes, stream.handle(), id,
                   history_.gather(RecordContext::STATE));
   std::vector<native::OutOfMemoryObserver> observers;
   {
@@ -763,36 +776,44 @@ void allocator::refuse(device_memory& its, std::size_t bytes, tarn::stream_ref s
 
 void allocator::give_back(void* p, block& b) {
   device_memory& its = *made_[b.device].load(std::memory_order_acquire);
-  if (c10::memoryProfilingEnabled()) [[unlikely]]
-    report_to_profiler(its, p, -static_cast<std::int64_t>(b.asked));
+  if (c10::memoryProfilingEnabled()) [[unlikely]] {
+    auto const counted = static_cast<std::int64_t>(rounded_of(its, b));
+    report_to_profiler(its, p, -counted, counted);
+  }
   if (auto const* const trace = c10::impl::GPUTrace::get_trace(); trace != nullptr) [[unlikely]]
     (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<std::uintptr_t>(p));
-  if (history_.is_wanted()) {
-    context_ptr const context = history_.gather(RecordContext::ALL);
-    MempoolId_t const id = b.pool != nullptr ? b.pool->id : MempoolId_t{0, 0};
-    auto const address = reinterpret_cast<std::size_t>(p);
-    history_.note(TraceEntry::FREE_REQUESTED, b.device, address, b.asked, b.stream.handle(), id, context);
-    if (!b.has_uses)
-      history_.note(TraceEntry::FREE_COMPLETED, b.device, address, b.asked, b.stream.handle(), id,
-                    context != nullptr ? context : b.context);
+  if (history_.is_wanted()) note_free(p, b, history_.gather(RecordContext::ALL));
+  if (b.pool == nullptr) {
+    if (b.is_shared) its.server.forget(p);
+    return deallocate(its, p, b);
   }
-  if (b.is_shared) its.server.forget(p);
-  release(its, p, b);
-}
-
-/// Frees a block, or parks it.
-void allocator::release(device_memory& its, void* p, block& b) {
-  if (b.pool != nullptr) {
-    std::shared_ptr<private_pool> const pool = b.pool;
+  std::shared_ptr<private_pool> pool = b.pool;
+  bool was_kept = false;
+  {
     std::lock_guard const guard(pool->mutex);
-    pool->live.erase(p);
-    return park_or_free(its, p, b);
+    if (blocks_.take(p, b)) release(its, p, b);  // else a checkpoint that was restored has freed it
+    was_kept = pool->foreign.has_value() && pool->is_released();
   }
-  deallocate(its, p, b);
+  b.pool.reset();
+  pool.reset();
+  if (was_kept) its.pools.end_retired();
 }
 
-/// Frees a block of a private pool, or parks it if a checkpoint lists it. The caller holds the pool's mutex.
-void allocator::park_or_free(device_memory& its, void* p, block& b) {
+/// Notes that a block is about to be freed.
+void allocator::note_free(void* p, block const& b, context_ptr const& context) {
+  MempoolId_t const id = b.pool != nullptr ? b.pool->id : MempoolId_t{0, 0};
+  auto const address = reinterpret_cast<std::size_t>(p);
+  context_ptr const& known = context != nullptr ? context : b.context;
+  history_.note(TraceEntry::FREE_REQUESTED, b.device, address, b.asked, b.stream.handle(), id, known);
+  if (!b.has_uses)
+    history_.note(TraceEntry::FREE_COMPLETED, b.device, address, b.asked, b.stream.handle(), id, known);
+}
+
+/// Frees a block of a private pool that the table has no more, or parks it if a checkpoint lists it. The
+/// caller holds the pool's mutex.
+void allocator::release(device_memory& its, void* p, block& b) {
+  b.pool->live.erase(p);
+  if (b.is_shared) its.server.forget(p);
   if (b.checkpoints == 0) return deallocate(its, p, b);
   b.is_parked = true;
   b.is_shared = false;
@@ -835,25 +856,53 @@ void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id,
 void allocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   std::shared_ptr<route> const closed = memory_of(device).pools.close(id);
   TORCH_CHECK(closed != nullptr, "endAllocatePool: not currently recording to mempool_id");
-  std::lock_guard const guard(closed->pool->mutex);
-  closed->pool->end_capture();
+  {
+    std::lock_guard const guard(closed->pool->mutex);
+    closed->pool->end_capture();
+  }
+  memory_of(device).pools.end_retired();
 }
 
 void allocator::releasePool(DeviceIndex device, MempoolId_t id) {
   device_memory& its = memory_of(device);
-  std::shared_ptr<private_pool> const last = its.pools.release(id);
+  std::shared_ptr<private_pool> last = its.pools.release(id);
   if (last == nullptr) return;
-  std::lock_guard const guard(last->mutex);
-  for (auto const& [key, p] : last->parked) {
+  {
+    std::lock_guard const guard(last->mutex);
+    end_pool(its, *last);
+  }
+  if (!last->foreign.has_value()) return;
+  its.pools.retire(std::move(last));
+  its.pools.end_retired();
+}
+
+/// Gives back what no tensor holds. The caller holds the pool's mutex.
+void allocator::end_pool(device_memory& its, private_pool& pool) {
+  for (auto const& [key, p] : pool.parked) {
     block b;
     blocks_.with(p, [](block& of) { of.is_parked = false; });
     if (!blocks_.take(p, b)) continue;
-    count_parked(its, b, -1);
     deallocate(its, p, b);
+    count_parked(its, b, -1);
   }
-  last->parked.clear();
-  for (void* const p : last->live) blocks_.with(p, [](block& of) { of.checkpoints = 0; });
-  last->release();
+  pool.parked.clear();
+  bool are_recorded = true;
+  for (void* const p : pool.live) {
+    block b;
+    blocks_.with(p, [&](block& of) {
+      of.checkpoints = 0;
+      of.has_uses = true;
+      b = of;
+    });
+    if (pool.foreign.has_value()) continue;
+    // PyTorch reuses no memory of a pool that was released: any stream may use it until it is freed.
+    try {
+      its.memory.record_stream(p, b.bytes, its.any_stream);
+    } catch (std::exception const&) {
+      are_recorded = false;
+    }
+  }
+  if (are_recorded) pool.release();  // else the memory is the pool's until the last of them is freed
 }
 
 std::shared_ptr<native::AllocatorState> allocator::getCheckpointState(DeviceIndex device, MempoolId_t id) {
@@ -882,7 +931,9 @@ native::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
   TORCH_CHECK(!its.pools.is_open(pool.id),
               "the state of a memory pool cannot be set while a graph is recorded to it");
   native::CheckpointDelta delta;
-  std::lock_guard const guard(pool.mutex);
+  context_ptr const context = history_.is_wanted() ? history_.gather(RecordContext::STATE) : nullptr;
+  std::vector<std::pair<void*, block>> freed, made;
+  std::unique_lock held(pool.mutex);
   TORCH_CHECK(!pool.is_released(), "the memory pool of this state was released");
   std::unordered_set<void*> kept;
   for (checkpoint::saved const& s : wanted->blocks) kept.insert(s.p);
@@ -892,8 +943,8 @@ native::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
     if (kept.count(p) != 0) continue;
     block b;
     if (!blocks_.take(p, b)) continue;
-    pool.live.erase(p);
-    park_or_free(its, p, b);
+    freed.emplace_back(p, b);
+    release(its, p, b);
   }
   for (checkpoint::saved const& s : wanted->blocks) {
     bool was_parked = false;
@@ -902,15 +953,25 @@ native::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
       was_parked = b.is_parked;
       b.is_parked = false;
       b.asked = s.asked;
+      if (was_parked) b.context = context;
       now = b;
       b.has_uses = false;  // PyTorch restores a checkpoint once they are over
     });
     TORCH_INTERNAL_ASSERT(is_there, "a block of a checkpoint is gone");
     if (was_parked) {
-      unpark(its, pool, s.p, now);
+      pool.parked.erase({parked_key(its, now), s.p});
       pool.live.insert(s.p);
+      count_parked(its, now, -1);
+      made.emplace_back(s.p, now);
     }
     delta.dataptrs_allocd.emplace_back(s.p, s.p, &delete_block, c10::Device(c10::kCUDA, device));
+  }
+  held.unlock();
+  if (history_.is_wanted()) {
+    for (auto const& [p, b] : freed) note_free(p, b, context);
+    for (auto const& [p, b] : made)
+      history_.note(TraceEntry::ALLOC, device, reinterpret_cast<std::size_t>(p), b.asked, b.stream.handle(),
+                    pool.id, context);
   }
   return delta;
 }
@@ -930,9 +991,11 @@ void allocator::forget(checkpoint& c) {
       now = b;
     });
     if (!is_free) continue;
-    unpark(its, *c.pool, s.p, now);
+    c.pool->parked.erase({parked_key(its, now), s.p});
     block gone;
-    if (blocks_.take(s.p, gone)) deallocate(its, s.p, gone);
+    if (!blocks_.take(s.p, gone)) continue;
+    deallocate(its, s.p, gone);
+    count_parked(its, gone, -1);
   }
 }
 
@@ -1015,10 +1078,13 @@ native::SnapshotInfo allocator::snapshot(MempoolId_t id, bool include_traces) {
           history_.add_growth(d, events, std::move(growth));
         }
       }
-      if (history_.is_enabled() && include_traces)
-        history_.note(TraceEntry::SNAPSHOT, d, 0,
-                      static_cast<std::size_t>(pool_state_of(its->memory).reserved), nullptr, {0, 0},
-                      nullptr);
+      if (history_.is_enabled() && include_traces) {
+        std::size_t active_bytes = 0;
+        for (SegmentInfo const& segment : all.segments) {
+          if (segment.device == d) active_bytes += segment.active_size;
+        }
+        history_.note(TraceEntry::SNAPSHOT, d, 0, active_bytes, nullptr, id, nullptr);
+      }
     }
     all.device_traces.push_back(std::move(events));
   }

@@ -44,13 +44,12 @@ class block_table {
   }
   /// Removes a block. Returns false if there is none at `p`, or if it is parked.
   bool take(void* p, block& taken) {
-    part& at = part_of(p);
-    std::lock_guard const guard(at.mutex);
-    auto const it = at.blocks.find(p);
-    if (it == at.blocks.end() || it->second.is_parked) return false;
-    taken = std::move(it->second);
-    at.blocks.erase(it);
-    return true;
+    return take_if(p, taken, [](block const&) { return true; });
+  }
+  /// The same, but a block of a private pool stays, and `taken` is a copy: what the pool knows of it changes
+  /// with it, under the pool's mutex.
+  bool take_if_common(void* p, block& taken) {
+    return take_if(p, taken, [](block const& b) { return b.pool == nullptr; });
   }
   /// Calls f(block&) under the lock. Returns false if there is no block at `p`.
   template <class F>
@@ -77,6 +76,20 @@ class block_table {
     ska::flat_hash_map<void*, block> blocks;
   };
   static constexpr unsigned bits = 6;
+  template <class Removes>
+  bool take_if(void* p, block& taken, Removes const& removes) {
+    part& at = part_of(p);
+    std::lock_guard const guard(at.mutex);
+    auto const it = at.blocks.find(p);
+    if (it == at.blocks.end() || it->second.is_parked) return false;
+    if (removes(it->second)) {
+      taken = std::move(it->second);
+      at.blocks.erase(it);
+    } else {
+      taken = it->second;
+    }
+    return true;
+  }
   part& part_of(void* p) noexcept {
     return parts_[(reinterpret_cast<std::uintptr_t>(p) * 0x9E3779B97F4A7C15U) >> (64 - bits)];
   }

@@ -103,11 +103,11 @@ class history {
     {
       std::lock_guard const guard(mutex_);
       watchers = trackers_;
-      if (enabled_.load(std::memory_order_relaxed) && skipped_.count(action) == 0) {
+      if (enabled_.load(std::memory_order_relaxed)) {
         events& its = devices_[device];
         complete(its, action, address);
-        its.all.push_back(entry);
         if (action == TraceEntry::FREE_REQUESTED) its.last_free.insert_or_assign(address, entry);
+        if (skipped_.count(action) == 0) its.all.push_back(entry);
         if (its.all.size() > most_) its.all.pop_front();
       }
     }

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -211,6 +212,22 @@ class private_pools {
     pools_.erase(it);
     return pool;
   }
+  /// Keeps a pool over another allocator's memory that was released, until its last block is freed and no
+  /// graph is captured: in a capture, the pool could not wait for the work on what it gives back.
+  void retire(std::shared_ptr<private_pool> pool) {
+    std::lock_guard const guard(mutex_);
+    retired_.push_back(std::move(pool));
+  }
+  /// Ends the pools that were kept and need not be any more.
+  void end_retired() {
+    std::vector<std::shared_ptr<private_pool>> over;
+    std::lock_guard const guard(mutex_);  // `over` ends after it
+    if (retired_.empty() || tarn::detail::capture_gate::has_captures()) return;
+    auto const first_over = std::partition(retired_.begin(), retired_.end(),
+                                           [](auto const& pool) { return pool.use_count() != 1; });
+    std::move(first_over, retired_.end(), std::back_inserter(over));
+    retired_.erase(first_over, retired_.end());
+  }
   /// The pools with memory of other allocators, also those that were released and have live blocks.
   [[nodiscard]] std::vector<std::shared_ptr<private_pool>> with_foreign_memory() {
     std::vector<std::shared_ptr<private_pool>> found;
@@ -304,6 +321,7 @@ class private_pools {
   std::map<MempoolId_t, std::shared_ptr<private_pool>> pools_;
   std::map<std::uint64_t, MempoolId_t> ids_;
   std::vector<std::weak_ptr<private_pool>> foreign_;
+  std::vector<std::shared_ptr<private_pool>> retired_;
   std::shared_ptr<routes_type const> routes_ = std::make_shared<routes_type>();
   std::atomic<bool> has_routes_{false};
 };

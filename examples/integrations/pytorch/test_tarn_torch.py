@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import unittest
 
@@ -291,8 +292,18 @@ def history():
         len(_memory_viz.trace(loaded)) > 20,
     ]
     torch.cuda.memory._record_memory_history(enabled=None)
+    torch.cuda.memory._record_memory_history(context="alloc", max_entries=10_000)
+    gone = named_function()
+    del gone
+    of_free = [
+        any(f["name"] == "named_function" for f in e.get("frames", ()))
+        for e in torch.cuda.memory._snapshot()["device_traces"][0]
+        if e["action"] in ("free_requested", "free_completed")
+    ]
+    torch.cuda.memory._record_memory_history(enabled=None)
     result.update(
         {
+            "of_free": of_free,
             "has": {a: a in actions for a in ("alloc", "free_requested", "free_completed", "oom")},
             "grows": any(a in actions for a in ("segment_map", "segment_alloc")),
             "of_block": of_block[-3:],
@@ -540,6 +551,31 @@ def failed_capture():
 
 
 @feature
+def destroyed_graph():
+    """What a stream reads of a graph that was destroyed is not reused before it has been read."""
+    import torch
+
+    fresh()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    x = torch.ones(16 * MIB, device="cuda")
+    with torch.cuda.graph(graph, stream=stream):
+        out = x * 2
+    graph.replay()
+    torch.cuda.synchronize()
+    del graph
+    torch.cuda._sleep(200_000_000)
+    y = out + 1
+    del out
+    with torch.cuda.stream(stream):
+        takers = [torch.full((16 * MIB,), -1.0, device="cuda") for _ in range(4)]
+    torch.cuda.synchronize()
+    wrong = int((y != 3).sum())
+    del x, y, takers
+    fresh()
+    return {"wrong": wrong}
+
+
+@feature
 def pools_in_captures():
     """What a graph uses of a MemPool, and of its own pool after that was closed and opened again, stays its own."""
     import torch
@@ -600,6 +636,20 @@ def parked_blocks():
     torch.cuda.synchronize()
     result["wrong"] = int((out != 1).sum())
     del out, z, state, graph
+    fresh()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        x = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+    state = torch._C._cuda_getCheckpointState(0, graph.pool())
+    torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_allocated() - 256 * MIB
+    del x
+    y = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
+    peaks = [torch.cuda.max_memory_allocated() - start]
+    del state
+    peaks.append(torch.cuda.max_memory_allocated() - start)
+    result["peaks"] = [peak // MIB for peak in peaks]
+    del y, graph
     fresh()
     return result
 
@@ -841,7 +891,14 @@ def profiler():
         x = block(16)
         del x
     seen = max((getattr(e, "self_device_memory_usage", 0) for e in profile.key_averages()), default=0)
-    return {"seen": seen >= 16 * MIB}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        profile.export_chrome_trace(path)
+        with open(path) as f:
+            events = [e["args"] for e in json.load(f)["traceEvents"] if e.get("name") == "[memory]"]
+    sizes = [e["Bytes"] for e in events if abs(e["Bytes"]) >= 16 * MIB]
+    totals = [e["Total Allocated"] for e in events if abs(e["Bytes"]) >= 16 * MIB]
+    return {"seen": seen >= 16 * MIB, "sizes": sizes, "fell_by": totals[0] - totals[-1]}
 
 
 @feature
@@ -911,6 +968,18 @@ def checkpoint():
     torch.cuda.synchronize()
     del z, x, state, graph, second
     gc.collect()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        y = torch.ones(300_000, device="cuda")
+    address = y.data_ptr()
+    state = torch._C._cuda_getCheckpointState(0, graph.pool())
+    torch.cuda.memory._record_memory_history(max_entries=10_000)
+    del y
+    torch._C._cuda_setCheckpointPoolState(0, state, [], [])  # no storage takes the block: it is freed again
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(enabled=None)
+    result["events"] = [e["action"] for e in snapshot["device_traces"][0] if e.get("addr") == address]
+    del state, graph
     return result
 
 
@@ -985,6 +1054,14 @@ def other_allocator():
     torch.cuda.set_per_process_memory_fraction(1.0)
     result["given_while_in_use"] = given.value
     del pool, second
+    third = torch.cuda.MemPool(other.allocator())
+    with torch.cuda.use_mem_pool(third):
+        x = block(5)
+    del third
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side):
+        start_time = time.perf_counter()
+        del x
+        result["waits"] = time.perf_counter() - start_time > 1
     fresh()
     result["all_given"] = taken.value == given.value
     result["end"] = torch.cuda.memory_allocated() - start[0]
@@ -1033,9 +1110,15 @@ def run_features(which, path):
 
 
 def share_with_child(queue, answers):
+    import signal
+
     import torch
 
+    torch.cuda.init()
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)  # as a profiler's
     x, y = queue.get(timeout=60)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     answers.put([float(x.sum()), float(y.sum())])
     x.fill_(5)
     torch.cuda.synchronize()
@@ -1499,13 +1582,16 @@ class OneDevice(unittest.TestCase):
         self.assert_same("failed_capture")
         self.assertEqual(self.of("tarn", "failed_capture")["total"], 3000)
 
+    def test_destroyed_graph(self):
+        self.assertEqual(self.assert_same("destroyed_graph")[1], {"wrong": 0})
+
     def test_pools_in_captures(self):
         native, tarn = self.assert_same("pools_in_captures")
         self.assertEqual([tarn["values"], tarn["overwritten"]], [[7, 7, 4, 4], 0])
 
     def test_parked_blocks(self):
         native, tarn = self.assert_same("parked_blocks")
-        self.assertEqual(tarn, {"peak_fell": False, "wrong": 0})
+        self.assertEqual(tarn, {"peak_fell": False, "wrong": 0, "peaks": [512, 512]})
 
     def test_mem_pool(self):
         native, tarn = self.assert_same("mem_pool")
