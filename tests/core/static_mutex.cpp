@@ -29,20 +29,24 @@ bool child_ends(Check const& check) {
 }
 }  // namespace
 
-TEST_CASE("a static_mutex with users is unlocked in a forked child", "[core][static_mutex][fork]") {
+TEST_CASE("a static_mutex with users is unlocked in a forked child, and its data is consistent",
+          "[core][static_mutex][fork]") {
   static_mutex mutex;
+  int a = 0, b = 0;
   std::optional<static_mutex::user> first(std::in_place, mutex);
   static_mutex::user const second(mutex);
   std::atomic<bool> stop{false};
   std::thread other([&] {
     while (!stop) {
       std::lock_guard const guard(mutex);
+      ++a;
       std::this_thread::yield();
+      ++b;
     }
   });
   auto const is_free = [&] {
     std::lock_guard const guard(mutex);
-    return true;
+    return a == b;
   };
   for (int i = 0; i < 30; ++i) CHECK(child_ends(is_free));
   first.reset();

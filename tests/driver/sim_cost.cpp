@@ -34,6 +34,23 @@ TEST_CASE("sim_machine does not count waiting for work as driver time", "[driver
   CHECK(machine.now() - before == 1'000'000);  // the launch and the call itself took time meanwhile
 }
 
+TEST_CASE("sim_machine charges for each kind of memory what it costs to free it", "[driver][sim][cost]") {
+  sim_machine const machine;
+  sim_driver const driver = machine.driver();
+  auto const cost_of = [&](auto const& call) {
+    auto const before = machine.calls().driver_ns;
+    REQUIRE(call().ok());
+    return machine.calls().driver_ns - before;
+  };
+  void* p = nullptr;
+  REQUIRE(driver.malloc_device(64_MiB, p).ok());
+  CHECK(cost_of([&] { return driver.free_device(p); }) == 70'000);
+  REQUIRE(driver.malloc_pinned(1_MiB, p).ok());
+  CHECK(cost_of([&] { return driver.free_pinned(p); }) == 113'000);
+  REQUIRE(driver.malloc_managed(64_MiB, p).ok());
+  CHECK(cost_of([&] { return driver.free_managed(p); }) == 40'000);
+}
+
 TEST_CASE("sim_costs matches the measured points", "[driver][sim][cost]") {
   constexpr sim_costs costs;
   CHECK(costs.create_pages.at(2_MiB) == 9'800);
