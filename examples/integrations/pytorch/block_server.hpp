@@ -40,6 +40,8 @@ struct wanted_block {
 
 /// Of each step of the other process.
 inline constexpr std::chrono::seconds time_limit{30};
+inline constexpr char const* has_ended =
+    "the process that shared this CUDA memory has ended, or runs in another container or as another user";
 
 /// Whether the process at the other end of a connection is one of this user: any user may bind the name of a
 /// process that has ended.
@@ -58,17 +60,23 @@ inline ::socklen_t address_of(std::string const& name, ::sockaddr_un& address) n
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   return static_cast<::socklen_t>(offsetof(::sockaddr_un, sun_path) + 1 + name.size());
 }
-/// Connects to such an address, also if signals arrive. It waits while too many others do.
-inline bool connect(int socket, std::string const& name) noexcept {
-  ::timeval const limit{time_limit.count(), 0};
-  (void)::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+/// Connects to such an address; waits while too many others do. A signal neither ends the wait nor prolongs
+/// it. @throws tarn::sharing_error
+inline void connect(int socket, std::string const& name) {
+  using namespace std::chrono;
+  auto const until = steady_clock::now() + time_limit;
   ::sockaddr_un address;
   ::socklen_t const size = address_of(name, address);
-  int result = 0;
-  do {
-    result = ::connect(socket, reinterpret_cast<::sockaddr const*>(&address), size);
-  } while (result != 0 && errno == EINTR);
-  return result == 0;
+  for (;;) {
+    auto const left = duration_cast<microseconds>(until - steady_clock::now()).count();
+    if (left <= 0)
+      fail(tarn::sharing_failure::timed_out, "the process that shared this CUDA memory does not answer");
+    ::timeval const limit{left / 1'000'000, left % 1'000'000};
+    (void)::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    if (::connect(socket, reinterpret_cast<::sockaddr const*>(&address), size) == 0) break;
+    if (errno != EINTR && errno != EAGAIN) fail(tarn::sharing_failure::exporter_ended, has_ended, errno);
+  }
+  if (!is_of_this_user(socket)) fail(tarn::sharing_failure::exporter_ended, has_ended);
 }
 
 }  // namespace detail
@@ -218,11 +226,7 @@ class imported_blocks {
                    "processes.");
     }
     tarn::unique_descriptor const peer(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!detail::connect(peer.get(), name) || !detail::is_of_this_user(peer.get())) {
-      detail::fail(tarn::sharing_failure::exporter_ended,
-                   "the process that shared this CUDA memory has ended, or runs in another container or as "
-                   "another user");
-    }
+    detail::connect(peer.get(), name);
     detail::wanted_block const wanted{{first, second}, number};
     std::byte there{};
     tarn::detail::unix_socket const socket(peer.get(), detail::time_limit);
