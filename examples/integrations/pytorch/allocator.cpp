@@ -197,6 +197,7 @@ class allocator final : public native::CUDAAllocator {
       if (its == nullptr) continue;
       history::cause const why(history_, d, context);
       // A MemPool with an allocator of its own keeps its memory until it is released.
+      its->pools.end_failed_captures(nullptr);
       its->pools.end_retired();
       with_torch_errors([&] {
         its->memory.trim(id == MempoolId_t{0, 0} ? 0 : no_limit);
@@ -253,8 +254,16 @@ class allocator final : public native::CUDAAllocator {
       none.max_split_size = -1;
       return none;
     }
-    DeviceStats all = statistics_of(its->memory, parked_of(*its));
-    for (auto const& pool : its->pools.with_foreign_memory()) add(all, statistics_of(*pool->foreign, {}));
+    DeviceStats all = statistics_of_pool(its->memory);
+    {
+      std::lock_guard const guard(its->parked_mutex);
+      put_blocks(all, its->memory->statistics(), its->parked);
+    }
+    for (auto const& pool : its->pools.with_foreign_memory()) {
+      DeviceStats of_pool = statistics_of_pool(*pool->foreign);
+      put_blocks(of_pool, (*pool->foreign)->statistics(), {});
+      add(all, of_pool);
+    }
     all.num_ooms = its->ooms.load();
     return all;
   }
@@ -278,8 +287,8 @@ class allocator final : public native::CUDAAllocator {
     {
       std::lock_guard const guard(its->parked_mutex);
       its->parked.peaks = {};
+      tarn::reset_peak_memory_stats(its->memory);
     }
-    tarn::reset_peak_memory_stats(its->memory);
     for (auto const& pool : its->pools.with_foreign_memory()) tarn::reset_peak_memory_stats(*pool->foreign);
   }
 
@@ -553,7 +562,7 @@ class allocator final : public native::CUDAAllocator {
   void* take_for(device_memory& its, std::size_t bytes, cudaStream_t handle, tarn::stream_ref stream);
   void* take_from_route(device_memory& its, route& r, std::size_t bytes, cudaStream_t handle,
                         tarn::stream_ref stream, block& b);
-  [[nodiscard]] void* take_parked(device_memory& its, private_pool& pool, block const& b);
+  [[nodiscard]] void* take_parked(device_memory& its, private_pool& pool, block& b);
   void* take_on_oom(device_memory& its, block& b);
   void give_back(void* p, block& b);
   void note_free(void* p, block const& b, context_ptr const& context);
@@ -579,18 +588,24 @@ class allocator final : public native::CUDAAllocator {
   /// tarn begin again, since how much of them was parked changes.
   static void count_parked(device_memory& its, block const& b, std::int64_t sign) {
     std::lock_guard const guard(its.parked_mutex);
-    DeviceStats now = statistics_of(its.memory, its.parked);
-    for_each_parked(now, [&](auto const& s, std::size_t place) { its.parked.peaks[place] = s.peak; });
+    change_parked(its, b, sign);
+  }
+  /// Frees a block that was parked.
+  static void free_parked(device_memory& its, void* p, block const& b) {
+    std::lock_guard const guard(its.parked_mutex);
+    deallocate(its, p, b);
+    change_parked(its, b, -1);
+  }
+  static void change_parked(device_memory& its, block const& b, std::int64_t sign) {
+    DeviceStats now;
+    put_blocks(now, its.memory->statistics(), its.parked);
     its.memory->reset_peak_statistics();
+    for_each_parked(now, [&](auto const& s, std::size_t place) { its.parked.peaks[place] = s.peak; });
     for (int const group : {0, group_of(b.bytes)}) {
       its.parked.blocks[group] += sign;
       its.parked.bytes[group] += sign * static_cast<std::int64_t>(rounded_of(its, b));
       its.parked.asked[group] += sign * static_cast<std::int64_t>(b.bytes);
     }
-  }
-  static parked_amount parked_of(device_memory& its) {
-    std::lock_guard const guard(its.parked_mutex);
-    return its.parked;
   }
   /// @param counted  what the statistics still count and the profiler shall not
   void report_to_profiler(device_memory& its, void* p, std::int64_t bytes, std::int64_t counted) {
@@ -687,36 +702,39 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
   private_pool& pool = *r.pool;
   b.pool = r.pool;
   std::lock_guard const guard(pool.mutex);
-  if (void* const parked = take_parked(its, pool, b); parked != nullptr) {
-    blocks_.with(parked, [&](block& old) {
-      b.bytes = old.bytes;
-      b.checkpoints = old.checkpoints;
-      old = b;  // live: a checkpoint that ends now must not free it
-    });
-    count_parked(its, b, -1);
-    pool.live.insert(parked);
-    return parked;
-  }
-  TORCH_INTERNAL_ASSERT(!pool.is_released());
-  void* p = nullptr;
   if (pool.capture.has_value()) {
     pool.capture->has_allocated = true;
     pool.capture->join(handle, stream);
   }
-  p = pool.allocate(stream, bytes);
+  if (void* const parked = take_parked(its, pool, b); parked != nullptr) return parked;
+  TORCH_INTERNAL_ASSERT(!pool.is_released());
+  void* const p = pool.allocate(stream, bytes);
   note_live(its, pool, p, b);
   return p;
 }
 
 /// A free block that a checkpoint keeps, of the same size and stream; null if there is none. The caller holds
 /// the pool's mutex.
-void* allocator::take_parked(device_memory& its, private_pool& pool, block const& b) {
+void* allocator::take_parked(device_memory& its, private_pool& pool, block& b) {
   if (pool.parked.empty()) return nullptr;
   std::pair const wanted(rounded_of(its, b), b.stream.handle());
   auto const it = pool.parked.lower_bound({wanted, nullptr});
   if (it == pool.parked.end() || it->first != wanted) return nullptr;
   void* const p = it->second;
+  blocks_.with(p, [&](block const& old) {
+    b.bytes = old.bytes;
+    b.checkpoints = old.checkpoints;
+  });
+  pool.live.insert(p);
+  try {
+    b.has_uses = record_for_graph(its, pool, p, b);
+  } catch (...) {
+    pool.live.erase(p);
+    throw;
+  }
+  blocks_.with(p, [&](block& old) { old = b; });
   pool.parked.erase(it);
+  count_parked(its, b, -1);
   return p;
 }
 
@@ -788,15 +806,15 @@ void allocator::give_back(void* p, block& b) {
     return deallocate(its, p, b);
   }
   std::shared_ptr<private_pool> pool = b.pool;
-  bool was_kept = false;
+  bool is_foreign = false;
   {
     std::lock_guard const guard(pool->mutex);
     if (blocks_.take(p, b)) release(its, p, b);  // else a checkpoint that was restored has freed it
-    was_kept = pool->foreign.has_value() && pool->is_released();
+    is_foreign = pool->foreign.has_value();
   }
   b.pool.reset();
   pool.reset();
-  if (was_kept) its.pools.end_retired();
+  if (is_foreign) its.pools.end_retired();
 }
 
 /// Notes that a block is about to be freed.
@@ -860,7 +878,10 @@ void allocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
     std::lock_guard const guard(closed->pool->mutex);
     closed->pool->end_capture();
   }
-  memory_of(device).pools.end_retired();
+  for (DeviceIndex d = 0; d < device_count_.load(); ++d) {
+    if (device_memory* const its = made_[d].load(std::memory_order_acquire); its != nullptr)
+      its->pools.end_retired();
+  }
 }
 
 void allocator::releasePool(DeviceIndex device, MempoolId_t id) {
@@ -882,8 +903,7 @@ void allocator::end_pool(device_memory& its, private_pool& pool) {
     block b;
     blocks_.with(p, [](block& of) { of.is_parked = false; });
     if (!blocks_.take(p, b)) continue;
-    deallocate(its, p, b);
-    count_parked(its, b, -1);
+    free_parked(its, p, b);
   }
   pool.parked.clear();
   bool are_recorded = true;
@@ -894,10 +914,9 @@ void allocator::end_pool(device_memory& its, private_pool& pool) {
       of.has_uses = true;
       b = of;
     });
-    if (pool.foreign.has_value()) continue;
     // PyTorch reuses no memory of a pool that was released: any stream may use it until it is freed.
     try {
-      its.memory.record_stream(p, b.bytes, its.any_stream);
+      with_memory_of(its, b, [&](auto& memory) { memory.record_stream(p, b.bytes, its.any_stream); });
     } catch (std::exception const&) {
       are_recorded = false;
     }
@@ -978,8 +997,8 @@ native::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
 
 void allocator::forget(checkpoint& c) {
   if (c.pool == nullptr) return;
-  std::lock_guard const guard(c.pool->mutex);
   device_memory& its = *made_[c.device].load(std::memory_order_acquire);
+  std::unique_lock held(c.pool->mutex);
   for (checkpoint::saved const& s : c.blocks) {
     bool is_free = false;
     block now;
@@ -993,10 +1012,11 @@ void allocator::forget(checkpoint& c) {
     if (!is_free) continue;
     c.pool->parked.erase({parked_key(its, now), s.p});
     block gone;
-    if (!blocks_.take(s.p, gone)) continue;
-    deallocate(its, s.p, gone);
-    count_parked(its, gone, -1);
+    if (blocks_.take(s.p, gone)) free_parked(its, s.p, gone);
   }
+  held.unlock();
+  c.pool.reset();
+  its.pools.end_retired();
 }
 
 // ---- snapshots

@@ -80,22 +80,17 @@ void for_each_parked(c10::CachingDeviceAllocator::DeviceStats& of, F const& f) {
   }
 }
 
-/// The statistics that torch.cuda.memory_stats() shows.
-template <class Memory>
-[[nodiscard]] c10::CachingDeviceAllocator::DeviceStats statistics_of(Memory& memory,
-                                                                     parked_amount const& parked) {
+inline void put(c10::CachingAllocator::Stat& to, tarn::counter const& from, std::int64_t parked_now = 0) {
+  to.current = from.current - parked_now;
+  to.peak = std::max(from.peak - parked_now, to.current);
+  to.allocated = from.allocated;
+  to.freed = from.freed;
+}
+/// The statistics of blocks. Where blocks are parked, the caller holds the mutex of what is parked.
+inline void put_blocks(c10::CachingDeviceAllocator::DeviceStats& out, tarn::tracked_statistics const& t,
+                       parked_amount const& parked) {
   using c10::CachingAllocator::Stat;
-  using c10::CachingAllocator::StatArray;
-  c10::CachingDeviceAllocator::DeviceStats out;
-  tarn::tracked_statistics const t = memory->statistics();
-  tarn::pool_state const p = pool_state_of(memory);
-  auto const put = [](Stat& to, tarn::counter const& from, std::int64_t parked_now = 0) {
-    to.current = from.current - parked_now;
-    to.peak = std::max(from.peak - parked_now, to.current);
-    to.allocated = from.allocated;
-    to.freed = from.freed;
-  };
-  auto const put_all = [&](StatArray& to, auto const& from, std::int64_t const(&parked_now)[3]) {
+  auto const put_all = [&](auto& to, auto const& from, std::int64_t const(&parked_now)[3]) {
     for (std::size_t group = 0; group < 3; ++group) put(to[group], from[group], parked_now[group]);
   };
   put_all(out.allocation, t.allocations, parked.blocks);
@@ -104,6 +99,14 @@ template <class Memory>
   put_all(out.active_bytes, t.active_bytes, parked.bytes);
   put_all(out.requested_bytes, t.active_requested_bytes, parked.asked);
   for_each_parked(out, [&](Stat& s, std::size_t place) { s.peak = std::max(s.peak, parked.peaks[place]); });
+}
+
+/// The other statistics that torch.cuda.memory_stats() shows, of what the pool holds. Waits for a growth of
+/// the pool.
+template <class Memory>
+[[nodiscard]] c10::CachingDeviceAllocator::DeviceStats statistics_of_pool(Memory& memory) {
+  c10::CachingDeviceAllocator::DeviceStats out;
+  tarn::pool_state const p = pool_state_of(memory);
   auto const number = [](auto n) { return static_cast<std::int64_t>(n); };
   tarn::pool_totals const& since = p.totals_reset;
   put(out.reserved_bytes[0],

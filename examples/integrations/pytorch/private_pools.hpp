@@ -221,12 +221,18 @@ class private_pools {
   /// Ends the pools that were kept and need not be any more.
   void end_retired() {
     std::vector<std::shared_ptr<private_pool>> over;
-    std::lock_guard const guard(mutex_);  // `over` ends after it
-    if (retired_.empty() || tarn::detail::capture_gate::has_captures()) return;
-    auto const first_over = std::partition(retired_.begin(), retired_.end(),
-                                           [](auto const& pool) { return pool.use_count() != 1; });
-    std::move(first_over, retired_.end(), std::back_inserter(over));
-    retired_.erase(first_over, retired_.end());
+    {
+      std::lock_guard const guard(mutex_);
+      if (retired_.empty() || tarn::detail::capture_gate::has_captures()) return;
+      auto const first_over = std::partition(retired_.begin(), retired_.end(),
+                                             [](auto const& pool) { return pool.use_count() != 1; });
+      std::move(first_over, retired_.end(), std::back_inserter(over));
+      retired_.erase(first_over, retired_.end());
+    }
+    for (auto& pool : over) {
+      pool->foreign->trim(0);  // a capture that begins now makes it keep the rest
+      if (pool_state_of(*pool->foreign).reserved != 0) retire(std::move(pool));
+    }
   }
   /// The pools with memory of other allocators, also those that were released and have live blocks.
   [[nodiscard]] std::vector<std::shared_ptr<private_pool>> with_foreign_memory() {
@@ -284,6 +290,7 @@ class private_pools {
   }
   /// PyTorch does not report the end of a capture that failed: ends those whose stream is captured no more.
   /// One that has not allocated yet may be about to begin, unless the next one begins on its stream.
+  /// @param next  null: none begins
   void end_failed_captures(cudaStream_t next) {
     std::vector<std::shared_ptr<private_pool>> all;
     {
