@@ -197,7 +197,6 @@ class allocator final : public native::CUDAAllocator {
       if (its == nullptr) continue;
       history::cause const why(history_, d, context);
       // A MemPool with an allocator of its own keeps its memory until it is released.
-      its->pools.end_failed_captures(nullptr);
       its->pools.end_retired();
       with_torch_errors([&] {
         its->memory.trim(id == MempoolId_t{0, 0} ? 0 : no_limit);

@@ -290,7 +290,6 @@ class private_pools {
   }
   /// PyTorch does not report the end of a capture that failed: ends those whose stream is captured no more.
   /// One that has not allocated yet may be about to begin, unless the next one begins on its stream.
-  /// @param next  null: none begins
   void end_failed_captures(cudaStream_t next) {
     std::vector<std::shared_ptr<private_pool>> all;
     {

@@ -546,20 +546,8 @@ def failed_capture():
         z = y + 1
     graph.replay()
     total = float(z.sum())
-    with torch.cuda.graph(graph := torch.cuda.CUDAGraph(), stream=stream):
-        out = torch.ones(MIB, device="cuda")
-    del graph
-    try:
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
-            torch.ones(9, device="cuda").cpu()  # not allowed
-    except RuntimeError:
-        pass
-    active = torch.cuda.memory_stats()["active_bytes.all.current"]
-    del out
-    fresh()
-    freed = active - torch.cuda.memory_stats()["active_bytes.all.current"]
-    del y, z
-    return {"failed": failed, "total": total, "freed": freed >= 4 * MIB}
+    del y, z, graph
+    return {"failed": failed, "total": total}
 
 
 @feature
