@@ -662,6 +662,25 @@ TEST_CASE("a growing buffer over memory without pages doubles and copies", "[rai
   }
 }
 
+TEST_CASE("swap exchanges the elements and the streams of two growing buffers", "[raii][growing_buffer]") {
+  sim_machine const machine;
+  auto swaps = [](auto memory) {
+    basic_stream<typename decltype(memory)::driver_type> const one(memory.driver()), two(memory.driver());
+    growing_buffer<float, decltype(memory)> a(memory, 64 * per_mib, one), b(memory, 8 * per_mib, two);
+    append_numbered(a, 20);
+    append_numbered(b, 3);
+    swap(a, b);
+    CHECK((a.size() == 3 * per_mib && b.size() == 20 * per_mib));
+    CHECK((a.stream() == stream_ref(two) && b.stream() == stream_ref(one)));
+    CHECK((has_its_numbers(a) && has_its_numbers(b)));
+    append_numbered(b, 10);
+    CHECK(has_its_numbers(b));
+    CHECK_THROWS_AS(a.resize(9 * per_mib), length_error);
+  };
+  swaps(sim_pages(machine.driver(device_id{0})) | pooled{});
+  swaps(basic_malloc<sim_driver>(machine.driver(device_id{0})) | pooled{});
+}
+
 TEST_CASE("a growing buffer refuses a pool with one handle for each block", "[raii][pages][growing_buffer]") {
   machine_and_pool t({}, {.handles = handles_per_block::one});
   CHECK_THROWS_AS(machine_and_pool::buffer_type(t.memory, per_mib, t.stream), misuse);
