@@ -149,11 +149,14 @@ TEST_CASE("captured_handles that are full assign no identity until no scope is o
 TEST_CASE("captured_handles can be used in a child that is forked while other threads use them",
           "[pool][graph_memories][capture][at_fork]") {
   std::atomic<bool> over{false};
+  std::atomic<int> asked{0};
   std::thread other([&] {
-    while (!over) (void)detail::captured_handles::find(&over);
+    for (; !over; ++asked) (void)detail::captured_handles::find(&over);
   });
   int hung = 0;
-  for (int i = 0; i < 10 && hung == 0; ++i) {
+  for (int i = 0; i < 200 && hung == 0; ++i) {
+    int const before = asked;
+    while (asked < before + 2) std::this_thread::yield();  // it runs
     hung += child_of([&] { return detail::captured_handles::find(&over) == stream_ref::unknown_id; });
   }
   over = true;
