@@ -19,6 +19,7 @@
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 
 #include "block_table.hpp"
 #include "tarn/tarn.hpp"
@@ -92,6 +93,11 @@ struct tarn_c_pool {
   }
 
   void* allocate(std::size_t bytes, tarn::stream_ref stream) {
+    if (is_captured(stream)) {
+      throw std::runtime_error(
+          "tarn: the stream is captured into a graph, and a pool behind C functions does not see where the "
+          "capture ends. Allocate before the capture");
+    }
     tarn::stream_ref const known = stream.handle() == nullptr ? legacy : tarn::identified(memory, stream);
     void* const p = recorder ? recorder->allocate(known, bytes, tarn::default_alignment, tarn::attribution{})
                              : memory.allocate(known, bytes, tarn::default_alignment, tarn::attribution{});
@@ -102,11 +108,12 @@ struct tarn_c_pool {
                              : memory.allocate_sync(bytes, tarn::default_alignment, tarn::attribution{});
     return remember(p, {bytes, legacy});
   }
-  /// @param user  a stream that exists and may have used the block; null: none besides the block's own
+  /// @param user  a stream that exists and may have used the block; null: none besides the block's own. While
+  /// it is captured, nothing can wait for its work: a block of another stream then stays allocated
   void free(void* p, tarn::stream_ref const* user) noexcept {
     block b{};
     if (p == nullptr || !blocks.take(p, b)) return;  // not a block of this pool
-    if (user != nullptr) wait_for(*user, p, b);
+    if (user != nullptr && !wait_for(*user, p, b)) return;
     give_back(p, b);
   }
 
@@ -135,15 +142,22 @@ struct tarn_c_pool {
   }
   /// Has the block wait for the work that `user` has now, if that is another stream than the block's own.
   /// Equal handles are not enough: the block's stream may have been destroyed, and its handle be another
-  /// stream's. Default streams are identified without CUDA.
-  void wait_for(tarn::stream_ref user, void* p, block const& b) noexcept {
-    if (user.handle() == nullptr && b.stream.id() == legacy.id()) return;
+  /// stream's. Default streams are identified without CUDA. Returns false if that is not possible.
+  bool wait_for(tarn::stream_ref user, void* p, block const& b) noexcept {
+    if (user.handle() == nullptr && b.stream.id() == legacy.id()) return true;
+    if (is_captured(user)) return user.handle() == b.stream.handle();
     try {
       tarn::stream_ref const known = tarn::identified(memory, user);
       if (known.id() != b.stream.id()) memory.record_stream(p, b.bytes, known);
+      return true;
     } catch (...) {
-      (void)memory.driver().synchronize_stream(user);
+      return memory.driver().synchronize_stream(user).ok();
     }
+  }
+  /// A captured stream must not be identified: that ends the capture with an error.
+  [[nodiscard]] bool is_captured(tarn::stream_ref stream) const noexcept {
+    bool captured = false;
+    return stream.handle() != nullptr && memory.driver().is_capturing(stream, captured).ok() && captured;
   }
 };
 
@@ -306,8 +320,30 @@ struct tarn_c_cupy {
   void (*release)(void* object);                       ///< Py_DecRef
   void* out_of_memory_type;                            ///< called with (size, total, limit, report)
   void* other_error_type;                              ///< called with (text)
+  void* (*save_thread)();                              ///< PyEval_SaveThread
+  void (*restore_thread)(void* state);                 ///< PyEval_RestoreThread
   int is_ending;  ///< set before the interpreter ends: CuPy's stream cannot be asked any more
 };
+
+}  // extern "C"
+
+namespace {
+/// Lets other threads of Python run. The pool may wait for work of the device, or for a thread that does; and
+/// that work may be a function of Python.
+class without_interpreter {
+ public:
+  explicit without_interpreter(tarn_c_cupy const& cupy) : cupy_(cupy), state_(cupy.save_thread()) {}
+  without_interpreter(without_interpreter const&) = delete;
+  without_interpreter& operator=(without_interpreter const&) = delete;
+  ~without_interpreter() { cupy_.restore_thread(state_); }
+
+ private:
+  tarn_c_cupy const& cupy_;
+  void* state_;
+};
+}  // namespace
+
+extern "C" {
 
 /// Allocates on CuPy's current stream. On failure sets the Python exception and returns the address -1, on
 /// which CuPy's function, compiled by Cython 3, looks for an exception. tarn_cupy.py tests at install() that
@@ -320,6 +356,7 @@ void* tarn_c_cupy_malloc(void* self, std::size_t bytes, int device) {
   tarn_c_pool* pool = made_pool_of(device);
   if (pool == nullptr) pool = tarn_c_pool_of(device);
   void* const p = pool == nullptr ? nullptr : guarded([&] {
+    without_interpreter const other_threads_run(cupy);
     return pool->allocate(bytes, stream_of(reinterpret_cast<void*>(stream)));
   });
   if (p != nullptr) return p;
@@ -355,6 +392,7 @@ void tarn_c_cupy_free(void* self, void* p, int device) {
     return pool->free(p, nullptr);
   }
   tarn::stream_ref const stream = stream_of(reinterpret_cast<void*>(handle));
+  without_interpreter const other_threads_run(cupy);
   pool->free(p, &stream);
 }
 

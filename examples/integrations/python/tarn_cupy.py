@@ -35,7 +35,7 @@ class _Functions(ctypes.Structure):
 
     _fields_ = [(name, ctypes.c_void_p) for name in
                 ("current_stream", "set_exception", "clear_exception", "build_value", "release", "out_of_memory_type",
-                 "other_error_type")] + [("is_ending", ctypes.c_int)]
+                 "other_error_type", "save_thread", "restore_thread")] + [("is_ending", ctypes.c_int)]
 
 
 def _function_of_cython(module, name, signature):
@@ -63,7 +63,8 @@ def _fill_functions():
         current_stream=_function_of_cython(cupy_stream, "get_stream_ptr", b"intptr_t (int)"),
         set_exception=_address(api.PyErr_SetObject), clear_exception=_address(api.PyErr_Clear),
         build_value=_address(api.Py_BuildValue), release=_address(api.Py_DecRef),
-        out_of_memory_type=id(OutOfMemoryError), other_error_type=id(tarn_c.Error), is_ending=0)
+        out_of_memory_type=id(OutOfMemoryError), other_error_type=id(tarn_c.Error), save_thread=_address(api.PyEval_SaveThread),
+        restore_thread=_address(api.PyEval_RestoreThread), is_ending=0)
 
 
 _functions = _fill_functions()
@@ -152,15 +153,16 @@ _before = None
 
 def install():
     """Makes tarn's pool CuPy's allocator, and cupy.get_default_memory_pool() its numbers. Arrays of before stay valid. Returns
-    the pool. @throws RuntimeError on a CuPy that lacks what is needed; nothing has changed"""
+    the pool. @throws RuntimeError on a CuPy that lacks what is needed, ValueError inside cupy.cuda.using_allocator(); nothing has
+    changed"""
     global _before
     if _before is not None:
         return cupy.get_default_memory_pool()
     _check_that_errors_arrive()
     pool = MemoryPool()
-    _before = (cupy.cuda.get_allocator(), cupy._default_memory_pool)
-    cupy._default_memory_pool = pool
-    cupy.cuda.set_allocator(pool.malloc)
+    before = (cupy.cuda.get_allocator(), cupy._default_memory_pool)
+    cupy.cuda.set_allocator(pool.malloc)  # refused inside using_allocator()
+    cupy._default_memory_pool, _before = pool, before
     return pool
 
 
@@ -169,6 +171,5 @@ def uninstall():
     global _before
     if _before is None:
         return
-    allocator, cupy._default_memory_pool = _before
-    _before = None
-    cupy.cuda.set_allocator(allocator)
+    cupy.cuda.set_allocator(_before[0])  # refused inside using_allocator()
+    cupy._default_memory_pool, _before = _before[1], None

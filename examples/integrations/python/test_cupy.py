@@ -230,6 +230,32 @@ class StreamOrder(OnTarn):
                 b.fill(2)
             self.assert_all(b, 2)
 
+    def test_a_capture_goes_on_where_memory_is_freed_or_refused(self):
+        a = cupy.ones(1000, dtype=cupy.float32)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            b, total = cupy.ones(1000, dtype=cupy.float32), cupy.zeros(1000, dtype=cupy.float32)
+            stream.begin_capture()
+            with self.assertRaisesRegex(tarn_c.Error, "Allocate before the capture"):
+                cupy.empty(10)
+            cupy.add(total, 1, out=total)
+            del a, b
+            graph = stream.end_capture()
+            graph.launch(stream)
+            graph.launch(stream)
+            self.assertEqual(float(total.sum()), 2000)
+
+    def test_install_inside_using_allocator_changes_nothing(self):
+        tarn_cupy.uninstall()
+        try:
+            before = cupy.get_default_memory_pool()
+            with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
+                self.assertRaises(ValueError, tarn_cupy.install)
+            self.assertIs(cupy.get_default_memory_pool(), before)
+        finally:
+            tarn_cupy.install()
+        self.assertIs(cupy.get_default_memory_pool(), tarn_cupy.install())
+
     def test_memory_of_the_default_stream(self):
         two = cupy.cuda.Stream(non_blocking=True)
         a = cupy.empty(self.n, dtype=cupy.int32)

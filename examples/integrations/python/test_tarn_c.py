@@ -172,7 +172,7 @@ class CupyFunctions(unittest.TestCase):
     class Given(ctypes.Structure):
         _fields_ = [(name, ctypes.c_void_p) for name in
                     ("current_stream", "set_exception", "clear_exception", "build_value", "release", "out_of_memory_type",
-                     "other_error_type")] + [("is_ending", ctypes.c_int)]
+                     "other_error_type", "save_thread", "restore_thread")] + [("is_ending", ctypes.c_int)]
 
     class Refused(Exception):
         pass
@@ -197,7 +197,8 @@ class CupyFunctions(unittest.TestCase):
             return ctypes.cast(f, ctypes.c_void_p).value
 
         self.given = self.Given(address(self.function), address(api.PyErr_SetObject), address(api.PyErr_Clear),
-                                address(api.Py_BuildValue), address(api.Py_DecRef), id(self.Refused), id(self.Other), 0)
+                                address(api.Py_BuildValue), address(api.Py_DecRef), id(self.Refused), id(self.Other),
+                                address(api.PyEval_SaveThread), address(api.PyEval_RestoreThread), 0)
         # With the interpreter's lock held, as CuPy calls them; ctypes raises the exception that is set.
         library = ctypes.PyDLL(lib._name)
         self.malloc, self.free = library.tarn_c_cupy_malloc, library.tarn_c_cupy_free
@@ -212,6 +213,21 @@ class CupyFunctions(unittest.TestCase):
         self.assertEqual((self.asked, self.pool.numbers().allocated), ([0], 5120))
         self.free(self.me, a, 0)
         self.assertEqual((self.asked, self.pool.numbers().allocated), ([0, 0], 0))
+
+    def test_other_threads_of_python_run_meanwhile(self):
+        released = []
+        # The interpreter's lock stays held here: a function of Python cannot give back its own.
+        saves = ctypes.PYFUNCTYPE(ctypes.c_void_p)(lambda: released.append("saved") or 77)
+        restores = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(lambda state: released.append(state))
+        self.given.save_thread = ctypes.cast(saves, ctypes.c_void_p).value
+        self.given.restore_thread = ctypes.cast(restores, ctypes.c_void_p).value
+        a = self.malloc(self.me, 5000, 0)
+        self.free(self.me, a, 0)
+        self.assertEqual(released, ["saved", 77] * 2)
+        self.pool.set_limit(4 * MIB)
+        with self.assertRaises(self.Refused):
+            self.malloc(self.me, 100 * MIB, 0)
+        self.assertEqual(released, ["saved", 77] * 3)
 
     def test_out_of_memory_has_size_total_limit_and_report(self):
         self.pool.set_limit(4 * MIB)
