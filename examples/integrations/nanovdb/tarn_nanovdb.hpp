@@ -117,10 +117,12 @@ class buffer {
   /// for work on other streams than that of create(), as with nanovdb::cuda::DeviceBuffer.
   void recordUse(int, cudaStream_t stream) {
     if (device_) device_->record_stream(stream);
+    if (host_) host_->record_stream(stream);
   }
 
   void deviceUpload(int device, cudaStream_t stream, bool sync = true) {
     if (!host_) throw std::logic_error("tarn_nanovdb: deviceUpload without data on the host");
+    require_own(device);
     if (!device_) take_device(device, stream);
     copy(deviceData(), data(), cudaMemcpyHostToDevice, stream, sync);
   }
@@ -138,7 +140,10 @@ class buffer {
     if (!host_) take_host(on);
     copy(data(), deviceData(), cudaMemcpyDeviceToHost, on, sync);
   }
-  void deviceDownload(int, void* stream, bool sync) { deviceDownload(stream, sync); }
+  void deviceDownload(int device, void* stream, bool sync) {
+    if (device_) require_own(device);
+    deviceDownload(stream, sync);
+  }
 
   /// Frees both blocks, each in the order of its stream; the memory that grids are created from stays the
   /// same.
@@ -153,8 +158,11 @@ class buffer {
   [[nodiscard]] bool is_on(int device) const noexcept {
     return memory_ && memory_->driver().device() == tarn::device_id{device};
   }
-  void take_device(int device, cudaStream_t stream) {
+  void require_own(int device) const {
     if (!is_on(device)) throw std::invalid_argument("tarn_nanovdb: the pool is of another device");
+  }
+  void take_device(int device, cudaStream_t stream) {
+    require_own(device);
     device_.emplace(*memory_, size_, stream);
   }
   void take_host(cudaStream_t stream) {
