@@ -14,8 +14,8 @@ namespace tcnn::tarn_workspace {
 
 namespace {
 std::optional<tarn::device_pool>& pool() {
-  static std::optional<tarn::device_pool> here;
-  return here;
+  static auto* const here = new std::optional<tarn::device_pool>;  // static matrices are freed at the end
+  return *here;
 }
 }  // namespace
 
