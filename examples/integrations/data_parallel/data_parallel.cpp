@@ -96,6 +96,12 @@ class processes {
 #endif
     return all;
   }
+  /// Ends all processes after an error in this one: the others may wait for it.
+  void give_up() const {
+#if TARN_EXAMPLE_MPI
+    (void)MPI_Abort(MPI_COMM_WORLD, 1);
+#endif
+  }
 
  private:
   int index_ = 0;
@@ -243,21 +249,9 @@ std::vector<sample> share_of(std::size_t rank, std::size_t part) {
   return share;
 }
 
-/// Trains with these devices of this process and those of the others.
-outcome train(std::vector<tarn::device_id> const& devices, processes const& all) {
-  std::size_t const ranks = devices.size() * static_cast<std::size_t>(all.count());
-  std::size_t const first_rank = devices.size() * static_cast<std::size_t>(all.index());
-  if (batch_size % ranks != 0) throw std::runtime_error("the batch cannot be divided among so many ranks");
-  std::size_t const part = batch_size / ranks;
-  std::list<rank> mine;
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    tarn::device_guard const here(devices[i]);
-    mine.emplace_back(devices[i], share_of(first_rank + i, part));
-  }
-  reduction sum(all, mine);
-
+/// Trains with the ranks of this process. Returns the registrations with NCCL after the first batch.
+std::size_t train_epochs(std::list<rank>& mine, reduction& sum, std::size_t part) {
   std::optional<std::size_t> registrations;
-  for (rank& r : mine) tarn::reset_peak_memory_stats(r.pool);
   for (int epoch = 0; epoch < epochs; ++epoch) {
     for (std::size_t batch = 0; batch < examples.size() / batch_size; ++batch) {
       for (rank& r : mine) {
@@ -272,9 +266,35 @@ outcome train(std::vector<tarn::device_id> const& devices, processes const& all)
       if (!registrations) registrations = sum.registrations();
     }
   }
+  return *registrations;
+}
+
+/// Trains with these devices of this process and those of the others.
+outcome train(std::vector<tarn::device_id> const& devices, processes const& all) {
+  std::size_t const ranks = devices.size() * static_cast<std::size_t>(all.count());
+  std::size_t const first_rank = devices.size() * static_cast<std::size_t>(all.index());
+  if (batch_size % ranks != 0) throw std::runtime_error("the batch cannot be divided among so many ranks");
+  std::size_t const part = batch_size / ranks;
+  std::list<rank> mine;
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    tarn::device_guard const here(devices[i]);
+    mine.emplace_back(devices[i], share_of(first_rank + i, part));
+  }
+  reduction sum(all, mine);
+
+  for (rank& r : mine) tarn::reset_peak_memory_stats(r.pool);
+  std::size_t registrations = 0;
+  try {
+    registrations = train_epochs(mine, sum, part);
+  } catch (std::exception const& error) {
+    if (all.count() == 1) throw;
+    std::cerr << error.what() << std::endl;
+    all.give_up();  // here: the end of NCCL's communicators would wait for the other processes
+    throw;
+  }
   std::vector<double> peaks;
   for (rank& r : mine) peaks.push_back(static_cast<double>(tarn::max_memory_allocated(r.pool)));
-  outcome out{{}, ranks, all.gather(peaks), sum.registrations() - *registrations};
+  outcome out{{}, ranks, all.gather(peaks), sum.registrations() - registrations};
   tarn::device_guard const here(mine.front().device);
   out.on_unseen = mine.front().net.outputs_for(unseen);
   return out;
@@ -325,9 +345,7 @@ int main() {
     compare(all);
   } catch (std::exception const& error) {
     std::cerr << error.what() << std::endl;
-#if TARN_EXAMPLE_MPI
-    (void)MPI_Abort(MPI_COMM_WORLD, 1);  // the others may wait for this process
-#endif
+    all.give_up();
     return 1;
   }
 }
