@@ -155,8 +155,8 @@ TEST_CASE("the PyTorch example sends no secret to another user's process", "[int
       ::_exit(2);
     (void)!::write(ends[1], "x", 1);
     unique_descriptor const peer(::accept(listener.get(), nullptr, nullptr));
-    tarn_torch::detail::wanted_block wanted;
-    ::_exit(tarn_torch::detail::receive_all(peer.get(), &wanted, sizeof wanted) ? 1 : 0);
+    char secret = 0;
+    ::_exit(::recv(peer.get(), &secret, 1, 0) > 0 ? 1 : 0);
   }
   char ready = 0;
   REQUIRE(::read(ends[0], &ready, 1) == 1);
