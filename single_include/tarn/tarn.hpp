@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_4f2a0267
+#define TARN_NAMESPACE tarn::inline v0_2_0_8c05ed07
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -25829,7 +25829,7 @@ class device_buffer : public owned_elements<T, Resource> {
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from, source_location where = source_location::current()) {
-    tarn::copy(driver(where), from, span(), stream_, where);
+    enqueue([&] { tarn::copy(driver(), from, span(), stream_, where); }, where);
   }
   /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the
   /// device, for the other buffer's stream. That stream then waits for the copy, so the other buffer may be
@@ -25846,18 +25846,21 @@ class device_buffer : public owned_elements<T, Resource> {
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to, source_location where = source_location::current()) const {
-    tarn::copy(driver(where), span(), to, stream_, where);
+    enqueue([&] { tarn::copy(driver(), span(), to, stream_, where); }, where);
   }
   /// Copies as copy_to() does, then waits on the host, so that the host may read.
   void copy_to_sync(std::span<T> to, source_location where = source_location::current()) const {
-    tarn::copy_sync(driver(where), span(), to, stream_, where);
+    copy_to(to, where);
+    detail::must_succeed(driver(), driver().synchronize_stream(stream_), where);
   }
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
     auto const byte = std::to_integer<unsigned char>(value);
-    detail::must_succeed(driver(), detail::fill_in_order(driver(), stream_, data_, byte, this->bytes()),
-                         where);
+    auto const fill_all = [&] {
+      return detail::fill_in_order(driver(), stream_, data_, byte, this->bytes());
+    };
+    enqueue([&] { detail::must_succeed(driver(), fill_all(), where); }, where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
@@ -25868,6 +25871,12 @@ class device_buffer : public owned_elements<T, Resource> {
  private:
   [[nodiscard]] auto const& driver(source_location where = source_location::current()) const {
     return detail::required(memory_, where).driver();
+  }
+  /// Calls f, which puts work on stream(). If that may be the default stream of each device in use, the work
+  /// is ordered with all of them.
+  template <class F>
+  void enqueue(F const& f, source_location where) const {
+    detail::in_turn(detail::stream_on(detail::required(memory_, where), stream_), f, where);
   }
 
   [[nodiscard]] T* take(std::size_t count, attribution const& call) {
@@ -26154,8 +26163,10 @@ template <class T, class Resource>
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
                                                   attribution call = attribution::current()) {
   stream = identified(memory, stream, call.where);
-  void* const p = detail::called_from<Resource>(
-      call, [&] { return memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment()); });
+  void* const p = detail::called_from<Resource>(call, [&] {
+    return detail::required(memory, call.where)
+        .allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
+  });
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
 /// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error,
@@ -26167,8 +26178,8 @@ template <class T, class Resource>
   using element = std::remove_extent_t<T>;
   stream = identified(memory, stream, call.where);
   void* const p = detail::called_from<Resource>(call, [&] {
-    return memory.allocate(stream, checked_bytes(count, sizeof(element)),
-                           device_ptr<T, Resource>::alignment());
+    return detail::required(memory, call.where)
+        .allocate(stream, checked_bytes(count, sizeof(element)), device_ptr<T, Resource>::alignment());
   });
   return device_ptr<T, Resource>(std::move(memory), static_cast<element*>(p), count, stream);
 }
@@ -26436,7 +26447,8 @@ class growing_buffer {
     bool const is_own = place < size_ * sizeof(T);
     reserve(size_ + from.size(), call);
     if (is_own) from = {data() + place / sizeof(T), from.size()};  // they may have moved
-    tarn::copy(resource().driver(), from, std::span<T>(data() + size_, from.size()), stream(), call.where);
+    std::span<T> const to(data() + size_, from.size());
+    enqueue([&] { tarn::copy(resource().driver(), from, to, stream(), call.where); }, call.where);
     size_ += from.size();
   }
   /// Changes the number of elements. New ones are uninitialised; a smaller buffer keeps its memory.
@@ -26480,9 +26492,11 @@ class growing_buffer {
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
     auto const byte = std::to_integer<unsigned char>(value);
-    detail::must_succeed(
-        resource().driver(),
-        detail::fill_in_order(resource().driver(), stream(), data(), byte, size_ * sizeof(T)), where);
+    auto const& driver = resource().driver();
+    auto const fill_all = [&] {
+      return detail::fill_in_order(driver, stream(), data(), byte, size_ * sizeof(T));
+    };
+    enqueue([&] { detail::must_succeed(driver, fill_all(), where); }, where);
   }
   /// Changes the buffer's stream: later work on `stream` waits, on the device, for what was enqueued on the
   /// old one. Both exist. @throws cuda_error  nothing has changed
@@ -26532,6 +26546,11 @@ class growing_buffer {
   friend void swap(growing_buffer& a, growing_buffer& b) noexcept { a.swap(b); }
 
  private:
+  /// As device_buffer does.
+  template <class F>
+  void enqueue(F const& f, source_location where) const {
+    detail::in_turn(detail::stream_on(resource(), stream()), f, where);
+  }
   /// Whether the pool and all layers above it can make blocks that follow each other.
   static constexpr bool grows_in_place = has_allocate_at<Resource>;
 

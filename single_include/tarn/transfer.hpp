@@ -540,10 +540,7 @@ class copy_stream {
         user_(user),
         stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
         where_(where) {
-    refuse_capture(driver_, user_,
-                   "batches cannot be copied on a stream that is being captured; copy before or after the "
-                   "capture",
-                   where);
+    require_no_capture();
   }
   copy_stream& operator=(copy_stream&&) = delete;
   ~copy_stream() {
@@ -555,6 +552,15 @@ class copy_stream {
 
   [[nodiscard]] stream_ref user() const noexcept { return user_; }
 
+  /// Before the two streams are ordered: the event would draw this stream, and its copies, into the capture.
+  /// @throws misuse  the user's stream is being captured; cuda_error
+  void require_no_capture() const {
+    refuse_capture(driver_, user_,
+                   "batches cannot be copied on a stream that is being captured; copy before or after the "
+                   "capture",
+                   where_);
+  }
+
   /// Creates the events with numbers below `count`.
   void make_events(std::size_t count) {
     while (events_.size() < count) must_succeed(driver_.create_event(events_.emplace_back(nullptr)));
@@ -565,8 +571,11 @@ class copy_stream {
   }
   /// Records an event behind the copies so far.
   void mark(std::size_t event) { must_succeed(driver_.record_event(events_[event], stream_)); }
-  /// Records an event behind the user's work so far.
-  void mark_user(std::size_t event) { must_succeed(record_in_order(driver_, events_[event], user_)); }
+  /// Records an event behind the user's work so far. @throws as require_no_capture()
+  void mark_user(std::size_t event) {
+    require_no_capture();
+    must_succeed(record_in_order(driver_, events_[event], user_));
+  }
   /// Makes later copies wait for an event recorded on the user's stream.
   void wait_for(std::size_t event) { must_succeed(driver_.wait_event(stream_, events_[event])); }
   /// Makes the user's later work wait for an event.
@@ -3004,9 +3013,9 @@ class [[nodiscard]] reservation {
 /// @param bytes   the peak of what is live at once, as the pool rounds it: peak() of an earlier run, for
 /// example
 /// @param wait    how long to wait until they are free; 0: not at all; nanoseconds::max(): without end
-/// @throws out_of_memory  the bytes are not free, or did not become free in time; or exceed the limit, now or
-///                        as set_limit() lowers it meanwhile, which is not waited for; or exceed
-///                        max_request_bytes
+/// @throws out_of_memory  the bytes are not free, or did not become free in time, or a request that waits for
+///                        them was passed 16 times; or exceed the limit, now or as set_limit() lowers it
+///                        meanwhile, which is not waited for; or exceed max_request_bytes
 /// @throws std::bad_alloc, std::system_error  the host refused. Nothing has changed
 /// Thread-safe. A thread that waits must not hold a reservation that the others wait for. One host
 /// allocation; O(requests that wait).
@@ -3633,7 +3642,7 @@ class batch_stream {
         depth_(detail::batch_depth(options, end_, capacity_ * sizeof(value_type))),
         threads_wanted_(threads_for(options)),
         host_depth_(detail::min_of(host_depth_for(depth_, threads_wanted_), end_)),
-        lane_(memory.driver(), identified(memory, stream, where), where) {
+        lane_(detail::required(memory, where).driver(), identified(memory, stream, where), where) {
     device_.reserve(depth_);
     while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user(), where);
     lane_.make_events(host_depth_ + depth_ + 1);
@@ -3831,8 +3840,8 @@ class batch_stream {
 /// @throws bad_batch  the options cannot be met; misuse  `stream` is being captured; out_of_memory,
 /// cuda_error,
 ///                    std::system_error (no thread)
-/// The host waits only for a pinned slot to be filled or copied; with a pinned source it never waits. Five
-/// driver calls per batch, some 2 to 3 µs on the host, or seven if it is staged. With a pinned source the
+/// The host waits only for a pinned slot to be filled or copied; with a pinned source it never waits. Six
+/// driver calls per batch, some 2 to 3 µs on the host, or eight if it is staged. With a pinned source the
 /// loop copies at the speed of the device; with others as fast as `threads` can fill.
 template <class Source, class Memory, class Pinned>
   requires resource<Memory> && resource<Pinned>
@@ -3849,7 +3858,7 @@ template <class Source, class Memory>
   requires resource<Memory>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
                                   stream_ref stream, source_location where = source_location::current()) {
-  basic_pinned<typename Memory::driver_type> pinned(memory.driver());
+  basic_pinned<typename Memory::driver_type> pinned(detail::required(memory, where).driver());
   return stream_batches(std::forward<Source>(source), options, std::move(memory), stream, std::move(pinned),
                         where);
 }
@@ -3952,12 +3961,13 @@ class oom_retry {
   /// within options.most.
   [[nodiscard]] std::size_t first_size(std::size_t start) noexcept {
     bool const upward = options_.search == oom_search::upward;
+    std::size_t const asked = start;
     if (known_.good >= known_.bad) known_.good = 0;  // contradictory: keep the failure
     if (upward) start = min_of(start, options_.most);
     if ((known_.bad != no_size && start >= known_.bad) || (upward && start < known_.good))
       start = known_.good;
     if (start == 0 && known_.bad != no_size) start = max_of(known_.bad / 2, least());
-    return upward ? min_of(start, options_.most) : start;
+    return min_of(start, upward ? options_.most : asked);
   }
 
   /// Whether no size above `good`, which works, needs to be tried.

@@ -466,6 +466,8 @@ TEST_CASE("device_buffer without a resource is empty and can be assigned later",
     CHECK(refused([&] { b.copy_from(std::span<int const>{}); }));
     CHECK(refused([&] { b.copy_to(std::span<int>{}); }));
     CHECK(refused([&] { b.set_stream(stream_ref{}); }));
+    CHECK(refused([&] { (void)make_device<int>(b.resource(), known); }));
+    CHECK(refused([&] { (void)make_device<int[]>(b.resource(), 1, known); }));
     CHECK(refused([&] { (void)device_buffer<int, sim_pool>(sim_pool(nullptr), 1, known); }));
     CHECK(b.empty());
     b = make_device_buffer<int>(pool, counted(10), stream_ref{});

@@ -498,6 +498,40 @@ TEMPLATE_TEST_CASE("an owner's elements move and are copied behind the default s
       write_late(from.data(), 9, 1000);
       CHECK(read(copied.data()) == 7);
     }
+    SECTION("copy_to_sync") {
+      std::vector<char> host(n);
+      from.copy_to_sync(host);
+      CHECK(host[n - 1] == 7);
+    }
+    SECTION("copy_to") {
+      buffer copied(memory, n, own);
+      from.copy_to(copied.span());
+      write_late(from.data(), 9, 1000);
+      CHECK(read(copied.data()) == 7);
+    }
+    SECTION("copy_from host elements") {
+      std::vector<char> const host(n, 5);
+      from.copy_from(std::span<char const>(host));
+      CHECK(read(from.data()) == 5);
+    }
+    SECTION("fill") {
+      from.fill(std::byte{5});
+      CHECK(read(from.data()) == 5);
+    }
+    SECTION("fill of, and append to, a growing_buffer") {
+      REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+      growing_buffer<char, decltype(memory)> grows(memory, 64 * n, stream_ref{});
+      grows.resize(2 * n);
+      grows.resize(n);
+      (void)t.good_reads();
+      write_late(grows.data(), 6, second);
+      grows.fill(std::byte{5});
+      CHECK(read(grows.data()) == 5);
+      write_late(grows.data() + n, 6, second);
+      std::vector<char> const host(n, 4);
+      grows.append(host);
+      CHECK(read(grows.data() + n) == 4);
+    }
     SECTION("peer_copy") {
       buffer copied(memory, n, own);
       peer_copy(from, copied);

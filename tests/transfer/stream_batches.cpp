@@ -354,6 +354,34 @@ TEST_CASE("stream_batches refuses invalid options and reports what to change", "
   CHECK(b.machine().end_capture(stream, graph).ok());  // the capture is still valid
 }
 
+TEST_CASE("a loop over batches that would join a capture is refused, and the graph has nothing of it",
+          "[raii][stream_batches][collect_batches]") {
+  bench b;
+  basic_stream const stream(b.driver());
+  pinned_buffer<int, bench::pinned_type> const all(b.pinned(), 4096);
+  device_buffer<int, bench::memory_type> on_device(b.memory(), 4096, stream);
+  bool const begins_inside = GENERATE(false, true);
+  sim_graph graph;
+  auto const loop = [&](auto&& batches) {
+    if (!begins_inside) REQUIRE(b.machine().begin_capture(stream).ok());
+    try {
+      for (auto const& batch : batches) {
+        if (begins_inside && batch.index() == 0) REQUIRE(b.machine().begin_capture(stream).ok());
+      }
+      return false;
+    } catch (misuse const& m) {
+      return m.kind() == misuse_kind::capture;
+    }
+  };
+  CHECK(loop(stream_batches(all, {.batch_bytes = 4096, .depth = 2}, b.memory(), stream, b.pinned())));
+  REQUIRE(b.machine().end_capture(stream, graph).ok());
+  CHECK(graph.size() == 0);
+  if (begins_inside) return;  // a loop that collects does not name the stream again
+  CHECK(loop(collect_batches(on_device, {.batch_bytes = 4096, .depth = 2}, stream, b.pinned())));
+  REQUIRE(b.machine().end_capture(stream, graph).ok());
+  CHECK(graph.size() == 0);
+}
+
 TEST_CASE("stream_batches refuses a generator that reports more elements than its slot holds",
           "[raii][stream_batches]") {
   bench b;

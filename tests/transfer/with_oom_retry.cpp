@@ -221,6 +221,16 @@ TEST_CASE("with_oom_retry remembers sizes that failed and does not try them agai
   CHECK(work.called == sizes{32});
 }
 
+TEST_CASE("with_oom_retry begins with no more than was asked, whatever is remembered",
+          "[raii][with_oom_retry]") {
+  bounded_work work{1000};
+  oom_sizes known{0, 8};
+  CHECK(with_oom_retry(8, work, {.least = 64, .remember = &known}).size == 8);
+  known = {500, 1000};
+  CHECK(with_oom_retry(0, work, {.remember = &known}).size == 0);
+  CHECK(work.called == sizes{8, 0});
+}
+
 TEST_CASE("with_oom_retry with upward search rethrows any other error at once", "[raii][with_oom_retry]") {
   int calls = 0;
   CHECK_THROWS_AS(with_oom_retry(4,

@@ -126,7 +126,7 @@ class device_buffer : public owned_elements<T, Resource> {
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from, source_location where = source_location::current()) {
-    tarn::copy(driver(where), from, span(), stream_, where);
+    enqueue([&] { tarn::copy(driver(), from, span(), stream_, where); }, where);
   }
   /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the
   /// device, for the other buffer's stream. That stream then waits for the copy, so the other buffer may be
@@ -143,18 +143,21 @@ class device_buffer : public owned_elements<T, Resource> {
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to, source_location where = source_location::current()) const {
-    tarn::copy(driver(where), span(), to, stream_, where);
+    enqueue([&] { tarn::copy(driver(), span(), to, stream_, where); }, where);
   }
   /// Copies as copy_to() does, then waits on the host, so that the host may read.
   void copy_to_sync(std::span<T> to, source_location where = source_location::current()) const {
-    tarn::copy_sync(driver(where), span(), to, stream_, where);
+    copy_to(to, where);
+    detail::must_succeed(driver(), driver().synchronize_stream(stream_), where);
   }
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
     auto const byte = std::to_integer<unsigned char>(value);
-    detail::must_succeed(driver(), detail::fill_in_order(driver(), stream_, data_, byte, this->bytes()),
-                         where);
+    auto const fill_all = [&] {
+      return detail::fill_in_order(driver(), stream_, data_, byte, this->bytes());
+    };
+    enqueue([&] { detail::must_succeed(driver(), fill_all(), where); }, where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
@@ -165,6 +168,12 @@ class device_buffer : public owned_elements<T, Resource> {
  private:
   [[nodiscard]] auto const& driver(source_location where = source_location::current()) const {
     return detail::required(memory_, where).driver();
+  }
+  /// Calls f, which puts work on stream(). If that may be the default stream of each device in use, the work
+  /// is ordered with all of them.
+  template <class F>
+  void enqueue(F const& f, source_location where) const {
+    detail::in_turn(detail::stream_on(detail::required(memory_, where), stream_), f, where);
   }
 
   [[nodiscard]] T* take(std::size_t count, attribution const& call) {

@@ -179,8 +179,10 @@ template <class T, class Resource>
 [[nodiscard]] device_ptr<T, Resource> make_device(Resource memory, stream_ref stream,
                                                   attribution call = attribution::current()) {
   stream = identified(memory, stream, call.where);
-  void* const p = detail::called_from<Resource>(
-      call, [&] { return memory.allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment()); });
+  void* const p = detail::called_from<Resource>(call, [&] {
+    return detail::required(memory, call.where)
+        .allocate(stream, sizeof(T), device_ptr<T, Resource>::alignment());
+  });
   return device_ptr<T, Resource>(std::move(memory), static_cast<T*>(p), 1, stream);
 }
 /// Allocates `count` uninitialised elements: make_device<T[]>(memory, count, stream). @throws length_error,
@@ -192,8 +194,8 @@ template <class T, class Resource>
   using element = std::remove_extent_t<T>;
   stream = identified(memory, stream, call.where);
   void* const p = detail::called_from<Resource>(call, [&] {
-    return memory.allocate(stream, checked_bytes(count, sizeof(element)),
-                           device_ptr<T, Resource>::alignment());
+    return detail::required(memory, call.where)
+        .allocate(stream, checked_bytes(count, sizeof(element)), device_ptr<T, Resource>::alignment());
   });
   return device_ptr<T, Resource>(std::move(memory), static_cast<element*>(p), count, stream);
 }

@@ -28,10 +28,7 @@ class copy_stream {
         user_(user),
         stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
         where_(where) {
-    refuse_capture(driver_, user_,
-                   "batches cannot be copied on a stream that is being captured; copy before or after the "
-                   "capture",
-                   where);
+    require_no_capture();
   }
   copy_stream& operator=(copy_stream&&) = delete;
   ~copy_stream() {
@@ -43,6 +40,15 @@ class copy_stream {
 
   [[nodiscard]] stream_ref user() const noexcept { return user_; }
 
+  /// Before the two streams are ordered: the event would draw this stream, and its copies, into the capture.
+  /// @throws misuse  the user's stream is being captured; cuda_error
+  void require_no_capture() const {
+    refuse_capture(driver_, user_,
+                   "batches cannot be copied on a stream that is being captured; copy before or after the "
+                   "capture",
+                   where_);
+  }
+
   /// Creates the events with numbers below `count`.
   void make_events(std::size_t count) {
     while (events_.size() < count) must_succeed(driver_.create_event(events_.emplace_back(nullptr)));
@@ -53,8 +59,11 @@ class copy_stream {
   }
   /// Records an event behind the copies so far.
   void mark(std::size_t event) { must_succeed(driver_.record_event(events_[event], stream_)); }
-  /// Records an event behind the user's work so far.
-  void mark_user(std::size_t event) { must_succeed(record_in_order(driver_, events_[event], user_)); }
+  /// Records an event behind the user's work so far. @throws as require_no_capture()
+  void mark_user(std::size_t event) {
+    require_no_capture();
+    must_succeed(record_in_order(driver_, events_[event], user_));
+  }
   /// Makes later copies wait for an event recorded on the user's stream.
   void wait_for(std::size_t event) { must_succeed(driver_.wait_event(stream_, events_[event])); }
   /// Makes the user's later work wait for an event.

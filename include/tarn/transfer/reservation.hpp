@@ -236,9 +236,9 @@ class [[nodiscard]] reservation {
 /// @param bytes   the peak of what is live at once, as the pool rounds it: peak() of an earlier run, for
 /// example
 /// @param wait    how long to wait until they are free; 0: not at all; nanoseconds::max(): without end
-/// @throws out_of_memory  the bytes are not free, or did not become free in time; or exceed the limit, now or
-///                        as set_limit() lowers it meanwhile, which is not waited for; or exceed
-///                        max_request_bytes
+/// @throws out_of_memory  the bytes are not free, or did not become free in time, or a request that waits for
+///                        them was passed 16 times; or exceed the limit, now or as set_limit() lowers it
+///                        meanwhile, which is not waited for; or exceed max_request_bytes
 /// @throws std::bad_alloc, std::system_error  the host refused. Nothing has changed
 /// Thread-safe. A thread that waits must not hold a reservation that the others wait for. One host
 /// allocation; O(requests that wait).

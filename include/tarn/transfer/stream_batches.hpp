@@ -54,7 +54,7 @@ class batch_stream {
         depth_(detail::batch_depth(options, end_, capacity_ * sizeof(value_type))),
         threads_wanted_(threads_for(options)),
         host_depth_(detail::min_of(host_depth_for(depth_, threads_wanted_), end_)),
-        lane_(memory.driver(), identified(memory, stream, where), where) {
+        lane_(detail::required(memory, where).driver(), identified(memory, stream, where), where) {
     device_.reserve(depth_);
     while (device_.size() < depth_) device_.emplace_back(memory, capacity_, lane_.user(), where);
     lane_.make_events(host_depth_ + depth_ + 1);
@@ -252,8 +252,8 @@ class batch_stream {
 /// @throws bad_batch  the options cannot be met; misuse  `stream` is being captured; out_of_memory,
 /// cuda_error,
 ///                    std::system_error (no thread)
-/// The host waits only for a pinned slot to be filled or copied; with a pinned source it never waits. Five
-/// driver calls per batch, some 2 to 3 µs on the host, or seven if it is staged. With a pinned source the
+/// The host waits only for a pinned slot to be filled or copied; with a pinned source it never waits. Six
+/// driver calls per batch, some 2 to 3 µs on the host, or eight if it is staged. With a pinned source the
 /// loop copies at the speed of the device; with others as fast as `threads` can fill.
 template <class Source, class Memory, class Pinned>
   requires resource<Memory> && resource<Pinned>
@@ -270,7 +270,7 @@ template <class Source, class Memory>
   requires resource<Memory>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
                                   stream_ref stream, source_location where = source_location::current()) {
-  basic_pinned<typename Memory::driver_type> pinned(memory.driver());
+  basic_pinned<typename Memory::driver_type> pinned(detail::required(memory, where).driver());
   return stream_batches(std::forward<Source>(source), options, std::move(memory), stream, std::move(pinned),
                         where);
 }

@@ -100,12 +100,13 @@ class oom_retry {
   /// within options.most.
   [[nodiscard]] std::size_t first_size(std::size_t start) noexcept {
     bool const upward = options_.search == oom_search::upward;
+    std::size_t const asked = start;
     if (known_.good >= known_.bad) known_.good = 0;  // contradictory: keep the failure
     if (upward) start = min_of(start, options_.most);
     if ((known_.bad != no_size && start >= known_.bad) || (upward && start < known_.good))
       start = known_.good;
     if (start == 0 && known_.bad != no_size) start = max_of(known_.bad / 2, least());
-    return upward ? min_of(start, options_.most) : start;
+    return min_of(start, upward ? options_.most : asked);
   }
 
   /// Whether no size above `good`, which works, needs to be tried.
