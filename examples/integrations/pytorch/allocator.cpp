@@ -192,20 +192,18 @@ class allocator final : public native::CUDAAllocator {
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override { return {}; }
   void emptyCache(MempoolId_t id) override {
     context_ptr const context = history_.is_enabled() ? history_.gather(RecordContext::ALL) : nullptr;
-    for (DeviceIndex d = 0; d < device_count_.load(); ++d) {
-      device_memory* const its = made_[d].load(std::memory_order_acquire);
-      if (its == nullptr) continue;
-      history::cause const why(history_, d, context);
+    for_each_made([&](device_memory& its) {
+      history::cause const why(history_, its.index, context);
       // A MemPool with an allocator of its own keeps its memory until it is released.
-      its->pools.end_retired();
+      its.pools.end_retired();
       with_torch_errors([&] {
-        its->memory.trim(id == MempoolId_t{0, 0} ? 0 : no_limit);
-        for (auto const& pool : its->pools.with_foreign_memory()) {
+        its.memory.trim(id == MempoolId_t{0, 0} ? 0 : no_limit);
+        for (auto const& pool : its.pools.with_foreign_memory()) {
           std::lock_guard const guard(pool->mutex);
           if (pool->is_released()) pool->foreign->trim(0);
         }
       });
-    }
+    });
   }
   void cacheInfo(DeviceIndex device, std::size_t* largest) override {
     device_memory& its = memory_of(device);
@@ -300,10 +298,7 @@ class allocator final : public native::CUDAAllocator {
     bool const goes_on = history_.is_enabled() && enabled && !clear;
     history_.start(enabled, recorder, most, when, clear, skipped);
     if (goes_on) return;
-    for (DeviceIndex d = 0; d < device_count_.load(); ++d) {
-      if (device_memory* const its = made_[d].load(std::memory_order_acquire); its != nullptr)
-        tarn::remember_growth(its->memory, enabled ? growth_notes : 0);
-    }
+    for_each_made([&](device_memory& its) { tarn::remember_growth(its.memory, enabled ? growth_notes : 0); });
   }
   void recordAnnotation(std::vector<std::pair<std::string, std::string>> const& values) override {
     if (history_.is_enabled()) history_.annotate(c10::cuda::current_device(), values);
@@ -432,6 +427,13 @@ class allocator final : public native::CUDAAllocator {
     if (history_.is_enabled()) tarn::remember_growth(made->memory, growth_notes);
     made_[valid(device)].store(made.get(), std::memory_order_release);
     return *made.release();
+  }
+  /// Calls f(device_memory&) for each device in use.
+  template <class F>
+  void for_each_made(F const& f) {
+    for (DeviceIndex d = 0; d < device_count_.load(); ++d) {
+      if (device_memory* const its = made_[d].load(std::memory_order_acquire); its != nullptr) f(*its);
+    }
   }
   [[nodiscard]] std::size_t limit_of(DeviceIndex device) const {
     double const fraction = fractions_[valid(device)].load();
@@ -606,11 +608,11 @@ class allocator final : public native::CUDAAllocator {
       its.parked.asked[group] += sign * static_cast<std::int64_t>(b.bytes);
     }
   }
-  /// @param counted  what the statistics still count and the profiler shall not
-  void report_to_profiler(device_memory& its, void* p, std::int64_t bytes, std::int64_t counted) {
+  /// @param bytes  negative: the block is about to be freed, and the statistics still count it
+  void report_to_profiler(device_memory& its, void* p, std::int64_t bytes) {
     DeviceStats const now = getDeviceStats(its.index);
     c10::reportMemoryUsageToProfiler(
-        p, bytes, static_cast<std::size_t>(now.allocated_bytes[0].current - counted),
+        p, bytes, static_cast<std::size_t>(now.allocated_bytes[0].current + std::min(bytes, std::int64_t{0})),
         static_cast<std::size_t>(now.reserved_bytes[0].current), c10::Device(c10::kCUDA, its.index));
   }
 
@@ -689,7 +691,7 @@ void* allocator::take_for(device_memory& its, std::size_t bytes, cudaStream_t ha
   if (watched) [[unlikely]]
     history_.note(TraceEntry::ALLOC, its.index, reinterpret_cast<std::size_t>(p), bytes, handle, id, context);
   if (counted != 0) [[unlikely]]
-    report_to_profiler(its, p, static_cast<std::int64_t>(counted), 0);
+    report_to_profiler(its, p, static_cast<std::int64_t>(counted));
   if (auto const* const trace = c10::impl::GPUTrace::get_trace(); trace != nullptr) [[unlikely]]
     (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<std::uintptr_t>(p));
   return p;
@@ -793,10 +795,8 @@ void allocator::refuse(device_memory& its, std::size_t bytes, tarn::stream_ref s
 
 void allocator::give_back(void* p, block& b) {
   device_memory& its = *made_[b.device].load(std::memory_order_acquire);
-  if (c10::memoryProfilingEnabled()) [[unlikely]] {
-    auto const counted = static_cast<std::int64_t>(rounded_of(its, b));
-    report_to_profiler(its, p, -counted, counted);
-  }
+  if (c10::memoryProfilingEnabled()) [[unlikely]]
+    report_to_profiler(its, p, -static_cast<std::int64_t>(rounded_of(its, b)));
   if (auto const* const trace = c10::impl::GPUTrace::get_trace(); trace != nullptr) [[unlikely]]
     (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<std::uintptr_t>(p));
   if (history_.is_wanted()) note_free(p, b, history_.gather(RecordContext::ALL));
@@ -847,6 +847,7 @@ void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id,
   device_memory& its = memory_of(device);
   TORCH_CHECK(!its.pools.is_open(id), "beginAllocateToPool: already recording to mempool_id");
   c10::cuda::CUDAStream const current = c10::cuda::getCurrentCUDAStream(device);
+  bool has_begun = false;
   with_torch_errors([&] {
     auto const r = std::make_shared<route>(its.pools.use(its.memory, id), std::move(filter));
     try {
@@ -857,10 +858,11 @@ void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id,
         its.pools.end_failed_captures(current.stream());
         std::lock_guard const guard(r->pool->mutex);
         r->pool->begin_capture(reference(its, current), current.stream());
+        has_begun = true;
       }
       its.pools.open(r);
     } catch (...) {
-      {
+      if (has_begun) {  // another call's capture may be about to begin
         std::lock_guard const guard(r->pool->mutex);
         r->pool->end_capture();
       }
@@ -877,10 +879,7 @@ void allocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
     std::lock_guard const guard(closed->pool->mutex);
     closed->pool->end_capture();
   }
-  for (DeviceIndex d = 0; d < device_count_.load(); ++d) {
-    if (device_memory* const its = made_[d].load(std::memory_order_acquire); its != nullptr)
-      its->pools.end_retired();
-  }
+  for_each_made([](device_memory& its) { its.pools.end_retired(); });
 }
 
 void allocator::releasePool(DeviceIndex device, MempoolId_t id) {
