@@ -29,7 +29,7 @@ cases = {
 # was measured. Time does not: ratios of the same headers differ by 15 %, and were 1.54 and .60 when these were set. The aims are 1.5
 # and 0.6. Of the 100 MB without CUDA, 50 are of headers of std, 49 of which <atomic> needs, 10 are of what tarn instantiates, and 8 are
 # of g++'s buffer of tokens, which doubles beyond 262,144: tarn has 340,000, the three headers of std have 230,000.
-bounds = [("<tarn/tarn.hpp> without CUDA", base, 1.65, 2.2), ("<tarn/tarn.hpp> with CUDA", "<thrust/device_vector.h>", 0.595, 0.8)]
+bounds = [("<tarn/tarn.hpp> without CUDA", base, 1.65, 2.2), ("<tarn/tarn.hpp> with CUDA", "<thrust/device_vector.h>", 0.545, 0.8)]
 
 
 def compile_once(flags, source):

@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_8c05ed07
+#define TARN_NAMESPACE tarn::inline v0_2_0_0f533df2
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -1991,6 +1991,104 @@ constexpr bool check_memory_source() {
 }
 
 }  // namespace TARN_NAMESPACE
+// ---- tarn/core/sequence.hpp
+// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X>
+// costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
+
+#include <cstddef>
+#include <new>
+
+namespace TARN_NAMESPACE::detail {
+
+/// Contiguous elements in order of insertion. Growth moves them. Move-only.
+template <class T>
+class sequence {
+ public:
+  sequence() noexcept = default;
+  sequence(sequence&& other) noexcept { swap(other); }
+  sequence& operator=(sequence&& other) noexcept {
+    sequence taken(static_cast<sequence&&>(other));
+    swap(taken);
+    return *this;
+  }
+  ~sequence() {
+    static_assert(noexcept(T(static_cast<T&&>(*items_))) && alignof(T) <= alignof(std::max_align_t));
+    clear();
+    ::operator delete(items_);
+  }
+
+  /// Reserves room for `count` elements in total. @throws std::bad_alloc, nothing has changed
+  void reserve(std::size_t count) {
+    if (count <= capacity_) return;
+    if (count > most_elements) throw std::bad_alloc();
+    std::size_t most = capacity_ * 2 > count ? capacity_ * 2 : count;
+    if (most > most_elements) most = most_elements;
+    std::size_t const bytes = most * element_bytes;
+    T* const larger = static_cast<T*>(::operator new(bytes));
+    for (std::size_t i = 0; i < size_; ++i) {
+      ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
+      items_[i].~T();
+    }
+    ::operator delete(items_);
+    items_ = larger;
+    capacity_ = most;
+  }
+  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws
+  /// std::bad_alloc, nothing has changed
+  void resize(std::size_t count) {
+    reserve(count);
+    while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
+  }
+  /// Appends `value` by copy or move. `value` must not be an element of this sequence.
+  /// @throws std::bad_alloc  no room was reserved; nothing has changed, including `value`
+  template <class Value = T>
+  void push_back(Value&& value) {
+    if (size_ == capacity_) reserve(size_ + 1);
+    ::new (static_cast<void*>(items_ + size_)) T(static_cast<Value&&>(value));
+    ++size_;
+  }
+  void pop_back() noexcept { items_[--size_].~T(); }
+  /// Destroys the elements; keeps the capacity.
+  void clear() noexcept {
+    while (size_ != 0) pop_back();
+  }
+  /// Removes one element by moving the last one into its place. O(1).
+  void erase_unordered(std::size_t index) noexcept {
+    if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
+    pop_back();
+  }
+  void swap(sequence& other) noexcept {
+    items_ = detail::exchange(other.items_, items_);
+    size_ = detail::exchange(other.size_, size_);
+    capacity_ = detail::exchange(other.capacity_, capacity_);
+  }
+
+  [[nodiscard]] T* begin() noexcept { return items_; }
+  [[nodiscard]] T* end() noexcept { return items_ + size_; }
+  [[nodiscard]] T const* begin() const noexcept { return items_; }
+  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
+  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
+  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
+  [[nodiscard]] T& front() noexcept { return items_[0]; }
+  [[nodiscard]] T const& front() const noexcept { return items_[0]; }
+  [[nodiscard]] T& back() noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] T const& back() const noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+
+ private:
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): T may be a pointer
+  static constexpr std::size_t element_bytes = sizeof(T);
+  /// Doubling the bytes must not overflow.
+  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
+
+  T* items_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/capture_gate.hpp
 // Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the
 // whole device and invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and
@@ -4884,7 +4982,6 @@ inline void use_available([[maybe_unused]] std::size_t total, [[maybe_unused]] s
 #include <new>
 #include <string_view>
 #include <type_traits>
-#include <vector>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -5041,21 +5138,21 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
 /// once.
 /// @return NVML's code
 [[nodiscard]] inline int add_nvml_processes(nvml_calls::list_call list, nvml_calls::device device,
-                                            std::vector<nvml_process>& all) {
+                                            sequence<nvml_process>& all) {
   if (list == nullptr) return 13;
-  std::vector<nvml_process> here(64);
+  sequence<nvml_process> here;
+  here.resize(64);
+  unsigned count = 64;
   for (int attempt = 0;; ++attempt) {
-    auto count = static_cast<unsigned>(here.size());
-    int const code = list(device, &count, here.data());
-    if (code == nvml_insufficient_size && attempt < 8) {  // processes may start between the calls
-      here.resize(max_of<std::size_t>(here.size() * 2, count));
-      continue;
-    }
-    if (code != 0) return code;
-    here.resize(min_of<std::size_t>(here.size(), count));
-    break;
+    int const code = list(device, &count, here.begin());
+    if (code == 0) break;
+    if (code != nvml_insufficient_size || attempt == 8) return code;
+    here.resize(max_of<std::size_t>(here.size() * 2, count));  // processes may start between the calls
+    count = static_cast<unsigned>(here.size());
   }
-  for (nvml_process const& p : here) {
+  auto const listed = min_of<std::size_t>(here.size(), count);
+  for (std::size_t i = 0; i < listed; ++i) {
+    nvml_process const& p = here[i];
     nvml_process* known = nullptr;
     for (nvml_process& q : all) {
       if (q.pid == p.pid && q.gpu_instance == p.gpu_instance && q.compute_instance == p.compute_instance) {
@@ -5074,7 +5171,7 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
 }
 
 /// Sums up the processes, or sets the reason why they are unknown.
-inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned pid,
+inline void count_nvml_processes(sequence<nvml_process> const& all, unsigned pid,
                                  device_account& account) noexcept {
   std::size_t mine = 0;
   std::size_t others = 0;
@@ -5133,7 +5230,7 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
     reported.free = static_cast<std::size_t>(v1.free);
   }
   try {
-    std::vector<nvml_process> all;
+    sequence<nvml_process> all;
     if (add_nvml_processes(calls.compute_processes, device, all) != 0) {
       reported.gap = "NVML does not list the processes of this device";
     } else {
@@ -6550,104 +6647,6 @@ class owned {
 
  private:
   T* p_ = nullptr;
-};
-
-}  // namespace TARN_NAMESPACE::detail
-// ---- tarn/core/sequence.hpp
-// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X>
-// costs a compiler 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
-
-#include <cstddef>
-#include <new>
-
-namespace TARN_NAMESPACE::detail {
-
-/// Contiguous elements in order of insertion. Growth moves them. Move-only.
-template <class T>
-class sequence {
- public:
-  sequence() noexcept = default;
-  sequence(sequence&& other) noexcept { swap(other); }
-  sequence& operator=(sequence&& other) noexcept {
-    sequence taken(static_cast<sequence&&>(other));
-    swap(taken);
-    return *this;
-  }
-  ~sequence() {
-    static_assert(noexcept(T(static_cast<T&&>(*items_))) && alignof(T) <= alignof(std::max_align_t));
-    clear();
-    ::operator delete(items_);
-  }
-
-  /// Reserves room for `count` elements in total. @throws std::bad_alloc, nothing has changed
-  void reserve(std::size_t count) {
-    if (count <= capacity_) return;
-    if (count > most_elements) throw std::bad_alloc();
-    std::size_t most = capacity_ * 2 > count ? capacity_ * 2 : count;
-    if (most > most_elements) most = most_elements;
-    std::size_t const bytes = most * element_bytes;
-    T* const larger = static_cast<T*>(::operator new(bytes));
-    for (std::size_t i = 0; i < size_; ++i) {
-      ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
-      items_[i].~T();
-    }
-    ::operator delete(items_);
-    items_ = larger;
-    capacity_ = most;
-  }
-  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws
-  /// std::bad_alloc, nothing has changed
-  void resize(std::size_t count) {
-    reserve(count);
-    while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
-  }
-  /// Appends `value` by copy or move. `value` must not be an element of this sequence.
-  /// @throws std::bad_alloc  no room was reserved; nothing has changed, including `value`
-  template <class Value = T>
-  void push_back(Value&& value) {
-    if (size_ == capacity_) reserve(size_ + 1);
-    ::new (static_cast<void*>(items_ + size_)) T(static_cast<Value&&>(value));
-    ++size_;
-  }
-  void pop_back() noexcept { items_[--size_].~T(); }
-  /// Destroys the elements; keeps the capacity.
-  void clear() noexcept {
-    while (size_ != 0) pop_back();
-  }
-  /// Removes one element by moving the last one into its place. O(1).
-  void erase_unordered(std::size_t index) noexcept {
-    if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
-    pop_back();
-  }
-  void swap(sequence& other) noexcept {
-    items_ = detail::exchange(other.items_, items_);
-    size_ = detail::exchange(other.size_, size_);
-    capacity_ = detail::exchange(other.capacity_, capacity_);
-  }
-
-  [[nodiscard]] T* begin() noexcept { return items_; }
-  [[nodiscard]] T* end() noexcept { return items_ + size_; }
-  [[nodiscard]] T const* begin() const noexcept { return items_; }
-  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
-  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
-  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
-  [[nodiscard]] T& front() noexcept { return items_[0]; }
-  [[nodiscard]] T const& front() const noexcept { return items_[0]; }
-  [[nodiscard]] T& back() noexcept { return items_[size_ - 1]; }
-  [[nodiscard]] T const& back() const noexcept { return items_[size_ - 1]; }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-
- private:
-  // NOLINTNEXTLINE(bugprone-sizeof-expression): T may be a pointer
-  static constexpr std::size_t element_bytes = sizeof(T);
-  /// Doubling the bytes must not overflow.
-  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
-
-  T* items_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
 };
 
 }  // namespace TARN_NAMESPACE::detail

@@ -11,11 +11,11 @@
 #include <new>
 #include <string_view>
 #include <type_traits>
-#include <vector>
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/sequence.hpp"
 #include "tarn/driver/driver.hpp"
 
 namespace TARN_NAMESPACE::detail {
@@ -173,21 +173,21 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
 /// once.
 /// @return NVML's code
 [[nodiscard]] inline int add_nvml_processes(nvml_calls::list_call list, nvml_calls::device device,
-                                            std::vector<nvml_process>& all) {
+                                            sequence<nvml_process>& all) {
   if (list == nullptr) return 13;
-  std::vector<nvml_process> here(64);
+  sequence<nvml_process> here;
+  here.resize(64);
+  unsigned count = 64;
   for (int attempt = 0;; ++attempt) {
-    auto count = static_cast<unsigned>(here.size());
-    int const code = list(device, &count, here.data());
-    if (code == nvml_insufficient_size && attempt < 8) {  // processes may start between the calls
-      here.resize(max_of<std::size_t>(here.size() * 2, count));
-      continue;
-    }
-    if (code != 0) return code;
-    here.resize(min_of<std::size_t>(here.size(), count));
-    break;
+    int const code = list(device, &count, here.begin());
+    if (code == 0) break;
+    if (code != nvml_insufficient_size || attempt == 8) return code;
+    here.resize(max_of<std::size_t>(here.size() * 2, count));  // processes may start between the calls
+    count = static_cast<unsigned>(here.size());
   }
-  for (nvml_process const& p : here) {
+  auto const listed = min_of<std::size_t>(here.size(), count);
+  for (std::size_t i = 0; i < listed; ++i) {
+    nvml_process const& p = here[i];
     nvml_process* known = nullptr;
     for (nvml_process& q : all) {
       if (q.pid == p.pid && q.gpu_instance == p.gpu_instance && q.compute_instance == p.compute_instance) {
@@ -206,7 +206,7 @@ inline constexpr unsigned long long nvml_not_available = ~0ULL;
 }
 
 /// Sums up the processes, or sets the reason why they are unknown.
-inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned pid,
+inline void count_nvml_processes(sequence<nvml_process> const& all, unsigned pid,
                                  device_account& account) noexcept {
   std::size_t mine = 0;
   std::size_t others = 0;
@@ -265,7 +265,7 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
     reported.free = static_cast<std::size_t>(v1.free);
   }
   try {
-    std::vector<nvml_process> all;
+    sequence<nvml_process> all;
     if (add_nvml_processes(calls.compute_processes, device, all) != 0) {
       reported.gap = "NVML does not list the processes of this device";
     } else {
