@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_0f533df2
+#define TARN_NAMESPACE tarn::inline v0_2_0_03cf2a10
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -25508,6 +25508,16 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
   }
 }
 
+/// Sets `bytes` bytes at `p` to `value`, in turn as above. @throws cuda_error
+template <class Driver>
+void fill_in_turn(driven_stream<Driver> on, void* p, std::byte value, std::size_t bytes,
+                  source_location where) {
+  auto const byte = std::to_integer<unsigned char>(value);
+  auto const fill_all = [&] { return fill_in_order(on.driver, on.stream, p, byte, bytes); };
+  in_turn(
+      on, [&] { must_succeed(on.driver, fill_all(), where); }, where);
+}
+
 /// Whether only its own device can access the memory.
 template <class Resource>
 inline constexpr bool is_devices_own =
@@ -25828,7 +25838,8 @@ class device_buffer : public owned_elements<T, Resource> {
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from, source_location where = source_location::current()) {
-    enqueue([&] { tarn::copy(driver(), from, span(), stream_, where); }, where);
+    detail::in_turn(
+        own_stream(where), [&] { tarn::copy(driver(), from, span(), stream_, where); }, where);
   }
   /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the
   /// device, for the other buffer's stream. That stream then waits for the copy, so the other buffer may be
@@ -25840,12 +25851,12 @@ class device_buffer : public owned_elements<T, Resource> {
     if (size_ == 0 || other.size() != size_)
       return copy_from(other.span(), where);  // throws if the sizes differ
     detail::copy_in_turn<Other, Resource>(detail::stream_on(other.resource(), other.stream()), other.data(),
-                                          detail::stream_on(detail::required(memory_, where), stream_), data_,
-                                          this->bytes(), where);
+                                          own_stream(where), data_, this->bytes(), where);
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to, source_location where = source_location::current()) const {
-    enqueue([&] { tarn::copy(driver(), span(), to, stream_, where); }, where);
+    detail::in_turn(
+        own_stream(where), [&] { tarn::copy(driver(), span(), to, stream_, where); }, where);
   }
   /// Copies as copy_to() does, then waits on the host, so that the host may read.
   void copy_to_sync(std::span<T> to, source_location where = source_location::current()) const {
@@ -25855,11 +25866,7 @@ class device_buffer : public owned_elements<T, Resource> {
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
-    auto const byte = std::to_integer<unsigned char>(value);
-    auto const fill_all = [&] {
-      return detail::fill_in_order(driver(), stream_, data_, byte, this->bytes());
-    };
-    enqueue([&] { detail::must_succeed(driver(), fill_all(), where); }, where);
+    detail::fill_in_turn(own_stream(where), data_, value, this->bytes(), where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
@@ -25871,11 +25878,8 @@ class device_buffer : public owned_elements<T, Resource> {
   [[nodiscard]] auto const& driver(source_location where = source_location::current()) const {
     return detail::required(memory_, where).driver();
   }
-  /// Calls f, which puts work on stream(). If that may be the default stream of each device in use, the work
-  /// is ordered with all of them.
-  template <class F>
-  void enqueue(F const& f, source_location where) const {
-    detail::in_turn(detail::stream_on(detail::required(memory_, where), stream_), f, where);
+  [[nodiscard]] auto own_stream(source_location where) const {
+    return detail::stream_on(detail::required(memory_, where), stream_);
   }
 
   [[nodiscard]] T* take(std::size_t count, attribution const& call) {
@@ -26447,7 +26451,9 @@ class growing_buffer {
     reserve(size_ + from.size(), call);
     if (is_own) from = {data() + place / sizeof(T), from.size()};  // they may have moved
     std::span<T> const to(data() + size_, from.size());
-    enqueue([&] { tarn::copy(resource().driver(), from, to, stream(), call.where); }, call.where);
+    auto const on = detail::stream_on(resource(), stream());
+    detail::in_turn(
+        on, [&] { tarn::copy(on.driver, from, to, on.stream, call.where); }, call.where);
     size_ += from.size();
   }
   /// Changes the number of elements. New ones are uninitialised; a smaller buffer keeps its memory.
@@ -26490,12 +26496,7 @@ class growing_buffer {
   /// Sets every byte of the elements, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
-    auto const byte = std::to_integer<unsigned char>(value);
-    auto const& driver = resource().driver();
-    auto const fill_all = [&] {
-      return detail::fill_in_order(driver, stream(), data(), byte, size_ * sizeof(T));
-    };
-    enqueue([&] { detail::must_succeed(driver, fill_all(), where); }, where);
+    detail::fill_in_turn(detail::stream_on(resource(), stream()), data(), value, size_ * sizeof(T), where);
   }
   /// Changes the buffer's stream: later work on `stream` waits, on the device, for what was enqueued on the
   /// old one. Both exist. @throws cuda_error  nothing has changed
@@ -26545,11 +26546,6 @@ class growing_buffer {
   friend void swap(growing_buffer& a, growing_buffer& b) noexcept { a.swap(b); }
 
  private:
-  /// As device_buffer does.
-  template <class F>
-  void enqueue(F const& f, source_location where) const {
-    detail::in_turn(detail::stream_on(resource(), stream()), f, where);
-  }
   /// Whether the pool and all layers above it can make blocks that follow each other.
   static constexpr bool grows_in_place = has_allocate_at<Resource>;
 

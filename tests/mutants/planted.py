@@ -1685,15 +1685,22 @@ PLANTED = {
         Mutant(
             "a buffer's copies and fills overtake the default streams of other devices",
             "raii/device_buffer.hpp",
-            "    detail::in_turn(detail::stream_on(detail::required(memory_, where), stream_), f, where);",
-            "    (void)detail::required(memory_, where), f();",
+            "    return detail::stream_on(detail::required(memory_, where), stream_);",
+            "    return detail::driven_stream<typename Resource::driver_type>{detail::required(memory_, where).driver(), stream_};",
             finder="tests/raii/other_device.cpp",
         ),
         Mutant(
-            "a growing buffer's copies and fills overtake the default streams of other devices",
+            "elements are appended before the default streams of other devices are through",
             "raii/growing_buffer.hpp",
-            "    detail::in_turn(detail::stream_on(resource(), stream()), f, where);",
-            "    (void)where, f();",
+            "    auto const on = detail::stream_on(resource(), stream());",
+            "    auto const on = detail::driven_stream<typename Resource::driver_type>{resource().driver(), stream()};",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
+            "a fill does not wait for the default streams of other devices",
+            "raii/copy.hpp",
+            "      on, [&] { must_succeed(on.driver, fill_all(), where); }, where);",
+            "      driven_stream<Driver>{on.driver, on.stream}, [&] { must_succeed(on.driver, fill_all(), where); }, where);",
             finder="tests/raii/other_device.cpp",
         ),
         Mutant(

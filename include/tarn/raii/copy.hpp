@@ -42,6 +42,16 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
   }
 }
 
+/// Sets `bytes` bytes at `p` to `value`, in turn as above. @throws cuda_error
+template <class Driver>
+void fill_in_turn(driven_stream<Driver> on, void* p, std::byte value, std::size_t bytes,
+                  source_location where) {
+  auto const byte = std::to_integer<unsigned char>(value);
+  auto const fill_all = [&] { return fill_in_order(on.driver, on.stream, p, byte, bytes); };
+  in_turn(
+      on, [&] { must_succeed(on.driver, fill_all(), where); }, where);
+}
+
 /// Whether only its own device can access the memory.
 template <class Resource>
 inline constexpr bool is_devices_own =

@@ -126,7 +126,8 @@ class device_buffer : public owned_elements<T, Resource> {
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from, source_location where = source_location::current()) {
-    enqueue([&] { tarn::copy(driver(), from, span(), stream_, where); }, where);
+    detail::in_turn(
+        own_stream(where), [&] { tarn::copy(driver(), from, span(), stream_, where); }, where);
   }
   /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the
   /// device, for the other buffer's stream. That stream then waits for the copy, so the other buffer may be
@@ -138,12 +139,12 @@ class device_buffer : public owned_elements<T, Resource> {
     if (size_ == 0 || other.size() != size_)
       return copy_from(other.span(), where);  // throws if the sizes differ
     detail::copy_in_turn<Other, Resource>(detail::stream_on(other.resource(), other.stream()), other.data(),
-                                          detail::stream_on(detail::required(memory_, where), stream_), data_,
-                                          this->bytes(), where);
+                                          own_stream(where), data_, this->bytes(), where);
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to, source_location where = source_location::current()) const {
-    enqueue([&] { tarn::copy(driver(), span(), to, stream_, where); }, where);
+    detail::in_turn(
+        own_stream(where), [&] { tarn::copy(driver(), span(), to, stream_, where); }, where);
   }
   /// Copies as copy_to() does, then waits on the host, so that the host may read.
   void copy_to_sync(std::span<T> to, source_location where = source_location::current()) const {
@@ -153,11 +154,7 @@ class device_buffer : public owned_elements<T, Resource> {
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
-    auto const byte = std::to_integer<unsigned char>(value);
-    auto const fill_all = [&] {
-      return detail::fill_in_order(driver(), stream_, data_, byte, this->bytes());
-    };
-    enqueue([&] { detail::must_succeed(driver(), fill_all(), where); }, where);
+    detail::fill_in_turn(own_stream(where), data_, value, this->bytes(), where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
@@ -169,11 +166,8 @@ class device_buffer : public owned_elements<T, Resource> {
   [[nodiscard]] auto const& driver(source_location where = source_location::current()) const {
     return detail::required(memory_, where).driver();
   }
-  /// Calls f, which puts work on stream(). If that may be the default stream of each device in use, the work
-  /// is ordered with all of them.
-  template <class F>
-  void enqueue(F const& f, source_location where) const {
-    detail::in_turn(detail::stream_on(detail::required(memory_, where), stream_), f, where);
+  [[nodiscard]] auto own_stream(source_location where) const {
+    return detail::stream_on(detail::required(memory_, where), stream_);
   }
 
   [[nodiscard]] T* take(std::size_t count, attribution const& call) {

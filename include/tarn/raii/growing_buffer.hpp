@@ -134,7 +134,9 @@ class growing_buffer {
     reserve(size_ + from.size(), call);
     if (is_own) from = {data() + place / sizeof(T), from.size()};  // they may have moved
     std::span<T> const to(data() + size_, from.size());
-    enqueue([&] { tarn::copy(resource().driver(), from, to, stream(), call.where); }, call.where);
+    auto const on = detail::stream_on(resource(), stream());
+    detail::in_turn(
+        on, [&] { tarn::copy(on.driver, from, to, on.stream, call.where); }, call.where);
     size_ += from.size();
   }
   /// Changes the number of elements. New ones are uninitialised; a smaller buffer keeps its memory.
@@ -177,12 +179,7 @@ class growing_buffer {
   /// Sets every byte of the elements, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
-    auto const byte = std::to_integer<unsigned char>(value);
-    auto const& driver = resource().driver();
-    auto const fill_all = [&] {
-      return detail::fill_in_order(driver, stream(), data(), byte, size_ * sizeof(T));
-    };
-    enqueue([&] { detail::must_succeed(driver, fill_all(), where); }, where);
+    detail::fill_in_turn(detail::stream_on(resource(), stream()), data(), value, size_ * sizeof(T), where);
   }
   /// Changes the buffer's stream: later work on `stream` waits, on the device, for what was enqueued on the
   /// old one. Both exist. @throws cuda_error  nothing has changed
@@ -232,11 +229,6 @@ class growing_buffer {
   friend void swap(growing_buffer& a, growing_buffer& b) noexcept { a.swap(b); }
 
  private:
-  /// As device_buffer does.
-  template <class F>
-  void enqueue(F const& f, source_location where) const {
-    detail::in_turn(detail::stream_on(resource(), stream()), f, where);
-  }
   /// Whether the pool and all layers above it can make blocks that follow each other.
   static constexpr bool grows_in_place = has_allocate_at<Resource>;
 
