@@ -453,6 +453,20 @@ TEST_CASE("sim_order lets a graph keep its bytes between replays until they are 
   }
 }
 
+TEST_CASE("sim_machine::graph_holds_again leaves memory alone that eager work has been given",
+          "[driver][sim][replay]") {
+  replayed t;
+  t.give(t.a, t.p);
+  t.machine.graph_holds_again(t.p, half);
+  t.take(t.a, t.p);
+  t.give(t.a, t.p);
+  CHECK(t.found() == 0);
+  t.take(t.a, t.p);
+  t.machine.graph_holds_again(t.q, half);
+  t.give(t.a, t.q);
+  CHECK(t.found_one("bytes that a graph holds are allocated outside its captures", t.q));
+}
+
 TEST_CASE("a sim graph is not launched on a broken device, nor on another machine", "[driver][sim][replay]") {
   replayed t;
   t.begin();

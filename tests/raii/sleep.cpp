@@ -258,6 +258,24 @@ TEST_CASE("wake takes no memory for blocks that were freed while the pool slept"
   memory.deallocate(stream_ref{}, q, 2_MiB);
 }
 
+TEST_CASE("sleep waits for the recorded uses of freed blocks, and does not keep their contents",
+          "[raii][sleep][pages]") {
+  sim_machine const machine(small_machine());
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  sim_stream const a(machine.driver(0));
+  sim_stream const b(machine.driver(0));
+  void* const p = memory.allocate(a, 64_MiB);
+  REQUIRE(machine.launch(b, 1'000'000, {sim_reads(p, 64_MiB)}).ok());
+  memory.record_stream(p, 64_MiB, b);
+  memory.deallocate(a, p, 64_MiB);
+  REQUIRE(memory->state().deferred == 64_MiB);
+  (void)sleep(memory);
+  CHECK(memory->state().deferred == 0);
+  CHECK(machine.pending() == 0);
+  CHECK(machine.leaks().blocks == 0);  // no pinned memory
+  CHECK(wake(memory) == 0);
+}
+
 TEST_CASE("wake takes no memory for blocks that were cached by a thread", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};

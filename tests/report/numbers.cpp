@@ -136,14 +136,15 @@ TEST_CASE("memory_stats reports reserved memory separately for small and large b
 
 TEST_CASE("memory_stats inactive_split has the same peak and totals, however often it is read",
           "[report][stats]") {
-  auto const totals_of = [](bool reads_often) {
+  std::size_t const sizes = GENERATE(11, 14);  // all in size classes, or up to 8 MiB
+  auto const totals_of = [=](bool reads_often) {
     sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
     auto memory = sim_pages(machine.driver()) | pooled{} | tracked{};
     std::vector<std::pair<void*, std::size_t>> blocks;
     std::mt19937 random(7);
     for (int i = 0; i < 2000; ++i) {
       if (blocks.empty() || random() % 64 < (i / 250 % 2 == 0 ? 40U : 24U)) {
-        std::size_t const bytes = std::size_t{1024} << random() % 11;
+        std::size_t const bytes = std::size_t{1024} << random() % sizes;
         blocks.emplace_back(memory.allocate({}, bytes), bytes);
       } else {
         std::swap(blocks[random() % blocks.size()], blocks.back());
