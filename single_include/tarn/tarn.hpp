@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_03cf2a10
+#define TARN_NAMESPACE tarn::inline v0_2_0_a377e8fe
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -22628,7 +22628,10 @@ struct fallback_to {
 };
 
 /// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of
-/// band. While none is live, a deallocation costs three more relaxed loads. Thread-safe.
+/// band. While none is live, a deallocation costs three more relaxed loads. A default stream is the one that
+/// the upstream takes it for, also in the fallback. A block of a resource without a pool that was allocated
+/// or freed while its stream was captured is given back when the layer ends, since a graph may use it until
+/// then. Thread-safe.
 template <class Upstream, class Other>
 class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, Upstream> {
   using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;
@@ -22647,37 +22650,37 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
       : base(std::move(upstream)), other_(std::move(options.other)) {}
-  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, or the wait for
-  /// the device fails, that block is never given back.
+  /// Waits for captures in scopes, up to 10 s, if a block is deferred or kept for a graph. If one is open
+  /// still, or the wait for the device fails, that block is never given back.
   ~fallback_layer() {
-    if (deferred_count_.load(std::memory_order_relaxed) != 0)
-      free_deferred(detail::wait_past_captures<typename base::driver_type>);
+    if (deferred_.empty() && kept_.empty()) return;
+    if (detail::may_run(detail::wait_past_captures(driver()))) return;
+    free_blocks(deferred_);
+    free_blocks(kept_);
   }
 
   /// @throws out_of_memory  both refused; the error is the fallback's
   void* around_allocate(request const& r, auto const& next) {
     try {
-      return next.allocate(r);
+      return note(r, next.allocate(r), next, false);
     } catch (out_of_memory const&) {
     }
+    if (deferred_count_.load(std::memory_order_relaxed) != 0) free_deferred();
     next_layer const other(other_);
-    void* const p = other.allocate(r);
-    if (p == nullptr) return p;
-    try {
-      blocks_.insert(p);
-    } catch (...) {
-      other.deallocate(r, p);
-      throw;
-    }
-    return p;
+    request const named = r.on(named_stream(r.stream));
+    return note(named, other.allocate(named), other, true);
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
     // Waits for the device if record_stream() named a block that no pool defers. If that fails, as while a
     // capture forbids it, the block is deferred here.
     if (used_.erase(p) && detail::may_run(detail::wait_for_all_work(driver()))) [[unlikely]]
-      return defer(r, p);
+      return put_aside(deferred_, r, p);
     if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-      free_deferred(detail::wait_for_all_work<typename base::driver_type>);
+      free_deferred();
+    if constexpr (!has_pools) {
+      if (may_be_in_graph(r, p)) [[unlikely]]
+        return put_aside(kept_, r, p);
+    }
     free_block(r, p, next);
   }
 
@@ -22701,17 +22704,51 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     requires(detail::records_streams<Upstream> || detail::records_streams<Other>)
   {
     if (p == nullptr) return;
-    pool_call::record_stream const use{p, bytes, stream};
     if (blocks_.contains(p)) {
-      record_in(other_, use);
+      record_in(other_, {p, bytes, named_stream(stream)});
     } else {
-      record_in(this->upstream(), use);
+      record_in(this->upstream(), {p, bytes, stream});
     }
   }
   /// Number of live blocks that came from the fallback.
   [[nodiscard]] std::size_t fallback_blocks() const noexcept { return blocks_.size(); }
 
  private:
+  static constexpr bool has_pools = detail::records_streams<Upstream> && detail::records_streams<Other>;
+
+  /// The other resource could take a default stream for that of the current device, or of its own.
+  [[nodiscard]] stream_ref named_stream(stream_ref stream) const noexcept {
+    stream_id id = stream.id();
+    if (id != stream_ref::unknown_id || !detail::is_default_stream(stream)) return stream;
+    return detail::identify_named<detail::default_streams_of<Upstream>()>(driver(), stream, id).ok()
+               ? stream_ref::from(stream.handle(), id)
+               : stream;
+  }
+  [[nodiscard]] bool is_captured(request const& r) const noexcept {
+    stream_ref const on = named_stream(r.stream);
+    return !r.is_synchronous() && detail::is_freed_in_capture(driver(), on, on.id());
+  }
+  [[nodiscard]] bool may_be_in_graph(request const& r, void const* p) noexcept {
+    bool const has_pool =
+        blocks_.contains(p) ? detail::records_streams<Other> : detail::records_streams<Upstream>;
+    return !has_pool && (in_graphs_.erase(p) || is_captured(r));
+  }
+  /// Notes that a new block is of the fallback, or for a graph that no pool knows of.
+  template <class Resource>
+  void* note(request const& r, void* p, next_layer<Resource> const& next, bool is_fallback) {
+    if (p == nullptr) return p;
+    try {
+      if constexpr (!detail::records_streams<Resource>) {
+        if (is_captured(r)) in_graphs_.insert(p);
+      }
+      if (is_fallback) blocks_.insert(p);
+    } catch (...) {
+      (void)in_graphs_.erase(p);
+      next.deallocate(r, p);
+      throw;
+    }
+    return p;
+  }
   template <class Resource>
   void record_in(Resource& resource, pool_call::record_stream const& use) {
     if constexpr (detail::records_streams<Resource>) {
@@ -22721,52 +22758,52 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     }
   }
 
-  /// A block whose uses on other streams could not be waited for when it was freed.
+  /// A block that was freed while it might still be used.
   struct deferred_block {
     request freed;
     void* p = nullptr;
   };
+  using deferred_blocks = detail::sequence<deferred_block>;
+
   void free_block(request const& r, void* p, next_layer<Upstream> const& next) noexcept {
     if (blocks_.erase(p)) {
-      next_layer(other_).deallocate(r, p);
+      next_layer(other_).deallocate(r.on(named_stream(r.stream)), p);
     } else {
       next.deallocate(r, p);
     }
   }
+  void free_blocks(deferred_blocks const& blocks) noexcept {
+    for (deferred_block const& b : blocks) free_block(b.freed, b.p, next_layer<Upstream>(this->upstream()));
+  }
   /// Without host memory to record it, the block is never freed.
-  TARN_NOINLINE void defer(request const& r, void* p) noexcept {
+  TARN_NOINLINE void put_aside(deferred_blocks& blocks, request const& r, void* p) noexcept {
     detail::scoped_lock const guard(deferred_mutex_);
     try {
-      deferred_.push_back({{stream_ref{}, r.bytes, r.alignment, call_kind::synchronous}, p});
-      deferred_count_.fetch_add(1, std::memory_order_relaxed);
+      blocks.push_back({{stream_ref{}, r.bytes, r.alignment, call_kind::synchronous}, p});
+      deferred_count_.store(deferred_.size(), std::memory_order_relaxed);
     } catch (...) {
     }
   }
   /// Frees the deferred blocks, after the device's work.
-  template <class Wait>
-  TARN_NOINLINE void free_deferred(Wait const& wait) noexcept {
-    detail::sequence<deferred_block> blocks;
+  TARN_NOINLINE void free_deferred() noexcept {
+    deferred_blocks blocks;
     {
       detail::scoped_lock const guard(deferred_mutex_);
       blocks.swap(deferred_);
       deferred_count_.store(0, std::memory_order_relaxed);
     }
-    bool const may_not = detail::may_run(wait(driver()));
-    for (deferred_block const& b : blocks) {
-      if (may_not) {
-        defer(b.freed, b.p);
-      } else {
-        free_block(b.freed, b.p, next_layer<Upstream>(this->upstream()));
-      }
-    }
+    if (!detail::may_run(detail::wait_for_all_work(driver()))) return free_blocks(blocks);
+    for (deferred_block const& b : blocks) put_aside(deferred_, b.freed, b.p);
   }
 
   Other other_;
   detail::fork_mutex deferred_mutex_;
-  detail::sequence<deferred_block> deferred_;
+  deferred_blocks deferred_;
+  deferred_blocks kept_;  ///< for graphs
   std::atomic<std::size_t> deferred_count_{0};
-  detail::block_set blocks_;  ///< live blocks of the fallback
-  detail::block_set used_;    ///< blocks that no pool defers, with uses on other streams
+  detail::block_set blocks_;     ///< live blocks of the fallback
+  detail::block_set used_;       ///< blocks that no pool defers, with uses on other streams
+  detail::block_set in_graphs_;  ///< blocks that no pool keeps for the graph that captured them
 };
 
 }  // namespace TARN_NAMESPACE

@@ -1198,8 +1198,8 @@ PLANTED = {
         Mutant(
             "fallback_to frees a block although the wait for its uses failed",
             "policy/fallback_to.hpp",
-            "    bool const may_not = detail::may_run(wait(driver()));",
-            "    bool const may_not = detail::is_capture_error(wait(driver()));",
+            "    if (!detail::may_run(detail::wait_for_all_work(driver()))) return free_blocks(blocks);",
+            "    if (!detail::is_capture_error(detail::wait_for_all_work(driver()))) return free_blocks(blocks);",
             finder="tests/policy/fallback_to.cpp",
         ),
         Mutant(
@@ -1212,16 +1212,58 @@ PLANTED = {
         Mutant(
             "fallback_to frees a block at once although its uses could not be waited for",
             "policy/fallback_to.hpp",
-            "      return defer(r, p);\n",
+            "      return put_aside(deferred_, r, p);\n",
             "      return free_block(r, p, next);\n",
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
             "blocks that fallback_to defers for a capture are not given back at its end",
             "policy/fallback_to.hpp",
-            "      free_deferred(detail::wait_past_captures<typename base::driver_type>);\n",
-            "      deferred_count_.store(0);\n",
+            "    free_blocks(deferred_);\n    free_blocks(kept_);",
+            "    free_blocks(kept_);",
             finder="tests/raii/captures.cpp",
+        ),
+        Mutant(
+            "the fallback takes a default stream for one of its own device",
+            "policy/fallback_to.hpp",
+            "    request const named = r.on(named_stream(r.stream));",
+            "    request const named = r;",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "a block of the fallback is freed on a default stream of its own device",
+            "policy/fallback_to.hpp",
+            "      next_layer(other_).deallocate(r.on(named_stream(r.stream)), p);",
+            "      next_layer(other_).deallocate(r, p);",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "a use of a fallback block is recorded on a default stream of its own device",
+            "policy/fallback_to.hpp",
+            "      record_in(other_, {p, bytes, named_stream(stream)});",
+            "      record_in(other_, {p, bytes, stream});",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "a source gets a block back that a graph was captured with",
+            "policy/fallback_to.hpp",
+            "        if (is_captured(r)) in_graphs_.insert(p);",
+            "",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "a source gets a block back that was freed in a capture",
+            "policy/fallback_to.hpp",
+            "(in_graphs_.erase(p) || is_captured(r))",
+            "in_graphs_.erase(p)",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "the fallback is asked although a deferred block could be given back",
+            "policy/fallback_to.hpp",
+            "    if (deferred_count_.load(std::memory_order_relaxed) != 0) free_deferred();\n    next_layer",
+            "    next_layer",
+            finder="tests/policy/fallback_to.cpp",
         ),
         Mutant(
             "a block of a destroyed stream is waited for although a stream is captured",
@@ -2912,8 +2954,8 @@ PLANTED = {
         Mutant(
             "fallback_to takes a sleeping pool for one that has no memory",
             "policy/fallback_to.hpp",
-            "      return next.allocate(r);\n    } catch (out_of_memory const&) {",
-            "      return next.allocate(r);\n    } catch (any_error const&) {",
+            "      return note(r, next.allocate(r), next, false);\n    } catch (out_of_memory const&) {",
+            "      return note(r, next.allocate(r), next, false);\n    } catch (any_error const&) {",
             finder="policies",
         ),
         Mutant(

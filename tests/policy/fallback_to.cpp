@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/policy/fallback_to.hpp"
 
+#include <cstring>
+
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
 #include "driver/faulty.hpp"
+#include "tarn/policy/accessible_from.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 
@@ -121,12 +125,126 @@ TEST_CASE("fallback_to keeps a block whose uses it could not wait for", "[policy
     memory.record_stream(p, 2_MiB, b);
     plan.fail(driver_call::synchronize_device, 1);
     plan.fail(driver_call::synchronize_device, 2);
+    plan.fail(driver_call::synchronize_device, 3);
     memory.deallocate(a, p, 2_MiB);
     CHECK(memory->fallback_blocks() == 1);
-    memory.deallocate(a, memory.allocate(a, 1_MiB), 1_MiB);  // the wait fails again
+    memory.deallocate(a, memory.allocate(a, 1_MiB), 1_MiB);  // both calls wait, and fail
     CHECK(memory->fallback_blocks() == 1);
     memory.deallocate(a, big, 4_MiB);
     CHECK(memory->fallback_blocks() == 0);
+  }
+  CHECK(machine.leaks().blocks == 0);
+}
+
+TEST_CASE("fallback_to gives a deferred block back before it asks the fallback for another",
+          "[policy][fallback_to]") {
+  sim_machine const machine;
+  fault_plan const plan;
+  faulty<sim_driver> const driver{machine.driver(), plan};
+  auto memory = basic_pages<faulty<sim_driver>>{driver} | limited{4_MiB} | pooled{} |
+                fallback_to{basic_managed<faulty<sim_driver>>{driver} | limited{2_MiB}};
+  tarn_test::test_stream const a(machine.driver());
+  tarn_test::test_stream const b(machine.driver());
+  void* const big = memory.allocate(a, 4_MiB);
+  void* p = memory.allocate(a, 2_MiB);
+  memory.record_stream(p, 2_MiB, b);
+  plan.fail(driver_call::synchronize_device, 1);
+  memory.deallocate(a, p, 2_MiB);
+  REQUIRE(memory->fallback_blocks() == 1);
+  p = memory.allocate(a, 2_MiB);
+  CHECK(memory->fallback_blocks() == 1);
+  memory.deallocate(a, p, 2_MiB);
+  memory.deallocate(a, big, 4_MiB);
+}
+
+TEST_CASE("fallback_to takes a default stream for that of its upstream in both resources",
+          "[policy][fallback_to]") {
+  sim_machine const machine{sim_options{.devices = 2}};
+  bool const is_recorded = GENERATE(false, true);
+  auto const try_on = [&](auto other, int current) {
+    constexpr std::size_t bytes = 4_MiB;
+    sim_driver const device = machine.driver(0);
+    auto memory =
+        sim_pages{device} | accessible_from{device_id{1}} | limited{bytes} | pooled{} | fallback_to{other};
+    tarn_test::test_stream const s(device);
+    REQUIRE(sim_driver::set_current_device(device_id{current}).ok());
+    void* const big = memory.allocate(s, bytes);
+    void* const p = memory.allocate(s, bytes);
+    int seen = 0;
+    auto const reads = [&](stream_ref on, void* q) {
+      REQUIRE(device
+                  .launch(on, 1'000'000'000, {sim_reads(q, bytes)},
+                          [q, &seen] { seen = *static_cast<unsigned char*>(q); })
+                  .ok());
+    };
+    auto const writes = [&](sim_driver const& there, stream_ref on, void* q, int value) {
+      REQUIRE(
+          there.launch(on, 10, {sim_writes(q, bytes)}, [q, value, n = bytes] { std::memset(q, value, n); })
+              .ok());
+    };
+    writes(device, s, p, 7);
+    reads(s, p);
+    memory.deallocate(s, p, bytes);
+    void* const q = memory.allocate(stream_ref{}, bytes);  // of device 0, whichever is current
+    REQUIRE(q == p);
+    writes(device, stream_ref{}, q, 9);
+    REQUIRE(device.synchronize_device().ok());
+    CHECK(seen == 7);
+    reads(stream_ref{}, q);
+    if (is_recorded) memory.record_stream(q, bytes, stream_ref{});
+    memory.deallocate(is_recorded ? stream_ref(s) : stream_ref{}, q, bytes);
+    REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+    void* const theirs = other.allocate(stream_ref{}, bytes);
+    writes(machine.driver(1), stream_ref{}, theirs, 5);
+    REQUIRE(device.synchronize_device().ok());
+    REQUIRE(machine.driver(1).synchronize_device().ok());
+    CHECK(seen == 9);
+    other.deallocate(stream_ref{}, theirs, bytes);
+    memory.deallocate(s, big, bytes);
+    REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  };
+  SECTION("a pool of a peer device") {
+    try_on(sim_pages{machine.driver(1)} | accessible_from{device_id{0}} | limited{4_MiB} | pooled{}, 0);
+  }
+  SECTION("a pool of pinned memory, while another device is current") {
+    try_on(sim_pinned_host{machine.driver(0)} | limited{4_MiB} | pooled{}, 1);
+  }
+}
+
+TEST_CASE("fallback_to keeps a block that a capture used for the graph, where no pool does",
+          "[policy][fallback_to]") {
+  sim_machine const machine;
+  {
+    auto const other = sim_pinned_host{machine.driver()};
+    auto const memory = sim_pages{machine.driver()} | limited{2_MiB} | pooled{} | fallback_to{other};
+    graph_memory held(memory);
+    auto pool = memory;
+    tarn_test::test_stream const s(machine.driver());
+    auto const captured = [&](auto const& work) {
+      capture_scope const scope(held, s);
+      REQUIRE(machine.begin_capture(s).ok());
+      work();
+      sim_graph graph;
+      REQUIRE(machine.end_capture(s, graph).ok());
+    };
+    SECTION("allocated and freed in the capture") {
+      captured([&] { pool.deallocate(s, pool.allocate(s, 4_MiB), 4_MiB); });
+    }
+    SECTION("allocated in the capture") {
+      void* p = nullptr;
+      captured([&] { p = pool.allocate(s, 4_MiB); });
+      pool.deallocate(s, p, 4_MiB);
+    }
+    SECTION("freed in the capture") {
+      void* const p = pool.allocate(s, 4_MiB);
+      captured([&] { pool.deallocate(s, p, 4_MiB); });
+    }
+    CHECK(memory->fallback_blocks() == 1);
+    pool.deallocate(s, pool.allocate(s, 3_MiB), 3_MiB);
+    CHECK(memory->fallback_blocks() == 1);
+    void* const block = pool.allocate(s, 1_MiB);  // the pool keeps its own
+    captured([&] { pool.deallocate(s, block, 1_MiB); });
+    CHECK(memory->fallback_blocks() == 1);
   }
   CHECK(machine.leaks().blocks == 0);
 }
