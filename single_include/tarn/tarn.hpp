@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_a377e8fe
+#define TARN_NAMESPACE tarn::inline v0_2_0_e7c2c52d
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -6641,6 +6641,8 @@ class owned {
   }
   ~owned() { delete p_; }
 
+  /// Gives the ownership up.
+  void release() noexcept { p_ = nullptr; }
   [[nodiscard]] T* get() const noexcept { return p_; }
   [[nodiscard]] T& operator*() const noexcept { return *p_; }
   [[nodiscard]] T* operator->() const noexcept { return p_; }
@@ -7037,6 +7039,14 @@ struct is_asleep {
   TARN_ON_LAYER(static_cast<bool>(l.is_asleep()))
 };
 
+/// How often sleep() has discarded contents; the sum.
+struct discards {
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::uint64_t join(std::uint64_t a, std::uint64_t b) noexcept { return a + b; }
+  TARN_ON_LAYER(static_cast<std::uint64_t>(l.discards()))
+};
+
 struct compact {
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::joined;
@@ -7165,6 +7175,11 @@ template <class Resource>
 template <class Resource>
 [[nodiscard]] bool sleeps(Resource& memory) noexcept {
   return nearest_or(memory, pool_call::is_asleep{}, false);
+}
+/// How often the contents below were discarded: what was written before the number rose is lost.
+template <class Resource>
+[[nodiscard]] std::uint64_t discards_of(Resource& memory) noexcept {
+  return nearest_or(memory, pool_call::discards{}, std::uint64_t{});
 }
 
 /// Returns whether all pools below sleep that can. @throws std::bad_alloc
@@ -9221,7 +9236,7 @@ struct pool_state {
   std::size_t unmaps = 0;
   std::size_t remaps = 0;         ///< maps of handles that were used at another address before
   std::size_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
-  std::size_t ooms = 0;           ///< allocations that found no memory
+  std::size_t ooms = 0;           ///< allocations that found no memory; of a size that a block can have
   std::size_t host_waits = 0;     ///< times the host waited for a stream
   std::size_t device_waits = 0;   ///< times a stream was made to wait for another stream
   /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1
@@ -15185,15 +15200,17 @@ class graph_memories {
 
   /// Records a use of a block by the stream of a capture. Returns false if `stream` must be recorded as any
   /// other, too: it is of no capture, or the block is of an owner's part, which other streams reuse. Notes
-  /// the identity of a bare handle in `stream`. A captured stream of no known capture is refused: the event
-  /// that an ordinary use waits for does not cover the replays.
+  /// the identity of a bare handle in `stream`, and in `as` the one under which the capture frees a block of
+  /// its own part. A captured stream of no known capture is refused: the event that an ordinary use waits for
+  /// does not cover the replays.
   /// @throws std::bad_alloc, cuda_error: nothing has changed
-  bool record_stream(void* p, stream_ref& stream) {
+  bool record_stream(void* p, stream_ref& stream, stream_id& as) {
     if (!watches_frees()) return false;
     captured_stream const at = captures_.of_use(stream);
     if (at.owner == nullptr) return false;
     part_ref const part = heap_.part_of(p);
     if (part != at.owner->captured && uses_.record(p, *at.owner)) deferred_.count_graph_block(true);
+    if (part == at.owner->captured && !at.is_guess) as = at.captured_as;
     return part == common;
   }
 
@@ -18057,7 +18074,13 @@ class host_copy {
  public:
   explicit host_copy(Driver const& driver) noexcept : driver_(driver) {}
   host_copy& operator=(host_copy&&) = delete;
-  ~host_copy() { close(); }
+  /// In a forked child nothing is freed: it is the parent's.
+  ~host_copy() {
+    if (process_.is_this())
+      close();
+    else
+      stream_.release();
+  }
 
   /// Begins an empty copy of `bytes`, in the memory of the last one. save() allocates more as it needs it.
   /// @throws std::bad_alloc
@@ -18204,6 +18227,7 @@ class host_copy {
   Driver const& driver_;
   sequence<chunk> chunks_;
   std::size_t bytes_ = 0;
+  creating_process process_;
   owned<own_stream<Driver>> stream_;  ///< of copies that are not known to be complete
   mark_of_copies marks_[most_marks];
   std::size_t mark_count_ = 0;
@@ -21147,8 +21171,8 @@ class recorded_streams {
   /// Records a use on a stream with its identity, whose device was learned, and makes room for all that
   /// deallocation needs. Amortised O(1); O(streams that the block is used on). @throws std::bad_alloc:
   /// nothing has changed
-  void record(void* p, stream_ref stream) {
-    stream_id const id = stream.id();
+  /// @param id  a free under this identity need not wait for the use
+  void record(void* p, stream_ref stream, stream_id id) {
     scoped_lock const guard(mutex_);
     slot_number b = recorded_.find(p);
     for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
@@ -21208,9 +21232,9 @@ class recorded_streams {
     for (slot_number q = 1; q <= queues_.last(); ++q) {
       if (queues_[q].users == 0) continue;
       mark_again(held, q);
-      // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
+      // Deallocations continue meanwhile: ignore the groups that they begin, so that this loop ends.
       std::uint64_t const now = ++clock_;
-      while (queues_[q].first != 0 && uses_[queues_[q].first].ticket < now && ask_first(held, q, wait)) {
+      while (queues_[q].first != 0 && uses_[queues_[q].first].oldest < now && ask_first(held, q, wait)) {
       }
     }
   }
@@ -21299,6 +21323,7 @@ class recorded_streams {
     std::uint32_t count = 1;  ///< number of uses in the group
     stream_id stream = 0;
     std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
+    std::uint64_t oldest = 0;  ///< the first ticket of the group
     event_handle event = nullptr;
   };
   /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole
@@ -21398,7 +21423,7 @@ class recorded_streams {
       uses_[last].ticket = ticket;
       return detail::exchange(uses_[last].event, event);
     }
-    uses_[g].ticket = ticket;
+    uses_[g].ticket = uses_[g].oldest = ticket;
     uses_[g].event = event;
     (last != 0 ? uses_[last].next : in.first) = g;
     in.last = g;
@@ -21563,7 +21588,10 @@ class deferred_blocks {
   deferred_blocks& operator=(deferred_blocks&&) = delete;
 
   /// See recorded_streams::record(). @throws std::bad_alloc, cuda_error: nothing has changed
-  void record(void* p, stream_ref stream) { uses_.record(p, heap_.with_identity(stream)); }
+  void record(void* p, stream_ref stream, stream_id as) {
+    stream = heap_.with_identity(stream);
+    uses_.record(p, stream, as != stream_ref::unknown_id ? as : stream.id());
+  }
 
   /// Returns false if no block has a recorded use, and there is no graph memory. One relaxed load.
   [[nodiscard]] TARN_ALWAYS_INLINE bool any_recorded() const noexcept { return uses_.any(); }
@@ -21870,7 +21898,9 @@ void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now)
 // ---- tarn/pool/relocate/pool_sleep.hpp
 // sleep(), wake() and compact() of a pool.
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 namespace TARN_NAMESPACE::detail {
 
@@ -21894,8 +21924,10 @@ class pool_sleep {
       cancel_sleep(growing);
       throw;
     }
+    if (where == contents::discarded) discards_.fetch_add(1, std::memory_order_relaxed);
     return given + release(growing);
   }
+  [[nodiscard]] std::uint64_t discards() const noexcept { return discards_.load(std::memory_order_relaxed); }
   std::size_t wake(after_waking then) {
     if (heap_.is_asleep()) heap_.require_no_growth("wake()");
     growth_lock const growing = heap_.lock_growth();
@@ -22002,6 +22034,7 @@ class pool_sleep {
 
   Pool& pool_;
   typename Pool::heap_type& heap_;
+  std::atomic<std::uint64_t> discards_{0};
 };
 
 }  // namespace TARN_NAMESPACE::detail
@@ -22132,7 +22165,8 @@ class pool {
   void record_stream(void* p, std::size_t, stream_ref stream) {
     if (p == nullptr || heap_.is_lost()) return;
     if (!heap_.is_block(p)) detail::refuse_pointer(p, "record_stream");
-    if (!graphs_.record_stream(p, stream)) deferred_.record(p, stream);
+    stream_id as = stream_ref::unknown_id;
+    if (!graphs_.record_stream(p, stream, as)) deferred_.record(p, stream, as);
   }
 
   /// Makes a live block longer where it is, if the memory behind it is free for work on `stream` at once. The
@@ -22210,6 +22244,12 @@ class pool {
     requires page_source<Upstream>
   {
     return heap_.is_asleep();
+  }
+  /// How often sleep() has discarded contents.
+  [[nodiscard]] std::uint64_t discards() const noexcept
+    requires page_source<Upstream>
+  {
+    return sleep_.discards();
   }
 
   // ---- blocks that grow in place, for growing_buffer
@@ -22950,6 +22990,7 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
 
  private:
   [[noreturn]] TARN_NOINLINE void refuse(request const& r, std::size_t free) const {
+    require_alignment(r.alignment);  // more memory would not help
     memory_report report = this->report_of(r);
     report.device_free = free;
     report.headroom = bytes_;
@@ -23321,6 +23362,7 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
 
  private:
   [[noreturn]] TARN_NOINLINE void refuse(request const& r) const {
+    require_alignment(r.alignment);  // more memory would not help
     memory_report report = this->report_of(r);
     report.live = used();
     report.limit = limit();
@@ -23790,6 +23832,7 @@ struct block_event {
   std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0 if it has not happened
   stream_id stream = 0;
   std::uint64_t thread = 0;
+  std::uint64_t discards = 0;  ///< of the pool, see pool_call::discards
 };
 
 enum class block_state : std::uint8_t { unused, live, freed, quarantined, gone };
@@ -24450,10 +24493,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (detail::all_sleep(this->upstream())) return 0;
     report_unfinished("sleep");
     if (where == contents::discarded) (void)end_quarantine(0, 0);
-    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
-    if (where == contents::discarded)
-      lost_.store(calls_.load(std::memory_order_relaxed), std::memory_order_relaxed);
-    return given;
+    return nearest(this->upstream(), pool_call::sleep{where});
   }
   /// Compacts the pool, after the same reports.
   compaction compact()
@@ -24512,10 +24552,10 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
  private:
   /// Whether the poison of a quarantined block, or the fences of another one, were written, and not discarded
-  /// by sleep(). Their call has its number before it writes.
-  [[nodiscard]] bool is_intact(detail::block_record const& b) const noexcept {
+  /// by sleep(), of this handle or another one. Their call notes the number before it writes.
+  [[nodiscard]] bool is_intact(detail::block_record const& b) noexcept {
     auto const& written = b.state == detail::block_state::quarantined ? b.freed : b.allocated;
-    return b.fenced && written.call > lost_.load(std::memory_order_relaxed);
+    return b.fenced && written.discards == detail::discards_of(this->upstream());
   }
 
   void report_unfinished(char const* call) const noexcept {
@@ -24537,6 +24577,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     detail::block_event e;
     e.where = location_scope::current();
     e.call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+    e.discards = detail::discards_of(this->upstream());
     e.thread = detail::this_thread_number();
     if (stream.id() != stream_ref::unknown_id) {
       e.stream = stream.id();
@@ -24748,7 +24789,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   checked const options_;
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
-  std::atomic<std::uint64_t> lost_{0};  ///< what calls up to this one wrote was discarded by sleep()
   mutable detail::fork_mutex mutex_;
   detail::block_history history_;
   detail::used_streams<typename Upstream::driver_type> streams_;
@@ -24890,17 +24930,6 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     return broken;
   }
 
-  /// Puts the pool to sleep. Where contents are discarded, so are the fences of the blocks that are live now.
-  std::size_t sleep(contents where)
-    requires reachable<Upstream, pool_call::sleep>
-  {
-    bool const slept = detail::all_sleep(this->upstream());
-    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
-    detail::scoped_lock const guard(mutex_);
-    if (!slept && where == contents::discarded) lost_ = numbered_;
-    return given;
-  }
-
   /// The bytes that a block occupies, including fences.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
     return bytes == 0
@@ -24918,8 +24947,9 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   struct block {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
-    std::uint64_t number = 0;  ///< in the order of allocation: an address may be reused
-    bool fenced = false;       ///< false if allocated during a capture, or without contents
+    std::uint64_t number = 0;    ///< in the order of allocation: an address may be reused
+    std::uint64_t discards = 0;  ///< of the pool, before the fences were written
+    bool fenced = false;         ///< false if allocated during a capture, or without contents
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
@@ -24928,11 +24958,15 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     detail::scoped_lock const guard(mutex_);
     return blocks_.find(key_of(p)).alignment;
   }
-  [[nodiscard]] bool is_fenced(block const& b) const noexcept { return b.fenced && b.number > lost_; }
+  /// Whether the fences were written, and not discarded by sleep().
+  [[nodiscard]] bool is_fenced(block const& b) noexcept {
+    return b.fenced && b.discards == detail::discards_of(this->upstream());
+  }
 
   /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
   void build(request const& r, void* p) {
-    std::uint64_t number = 0;  // drawn before the fences: a sleep() that discards them discards this number
+    std::uint64_t number = 0;
+    std::uint64_t const discards = detail::discards_of(this->upstream());
     {
       detail::scoped_lock const guard(mutex_);
       blocks_.make_room(promised_ + 1);
@@ -24946,7 +24980,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       --promised_;
       // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet
       // there.
-      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, number, fenced});
+      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, number, discards, fenced});
     }
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
@@ -25003,7 +25037,6 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   detail::address_map<block> blocks_;
   std::size_t promised_ = 0;  ///< blocks whose fences are being queued; there is room for them
   std::uint64_t numbered_ = 0;
-  std::uint64_t lost_ = 0;  ///< blocks up to this number have no fences: their contents were discarded
 };
 
 }  // namespace TARN_NAMESPACE

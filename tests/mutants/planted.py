@@ -462,6 +462,13 @@ PLANTED = {
     ],
     "record_stream() defers a block until all its uses are complete": [
         Mutant(
+            "trim does not wait for uses that a later free shares an event with",
+            "pool/order/recorded_streams.hpp",
+            "uses_[queues_[q].first].oldest < now",
+            "uses_[queues_[q].first].ticket < now",
+            finder="tests/pool/recorded_streams.cpp",
+        ),
+        Mutant(
             "the use on the second of two streams is lost",
             "pool/order/recorded_streams.hpp",
             "if (uses_[u].stream == id) return;",
@@ -752,6 +759,13 @@ PLANTED = {
         ),
     ],
     "a refusal changes nothing": [
+        Mutant(
+            "limited takes a bad alignment for a lack of memory",
+            "policy/limited.hpp",
+            "    require_alignment(r.alignment);  // more memory would not help\n",
+            "",
+            finder="tests/policy/limited.cpp",
+        ),
         Mutant(
             "the failure path omits a reclaim",
             "pool/pages/created_handles.hpp",
@@ -1762,15 +1776,15 @@ PLANTED = {
         Mutant(
             "checked verifies a poison that sleep discarded",
             "debug/checked.hpp",
-            "return b.fenced && written.call > lost_",
-            "return b.fenced && (b.state == detail::block_state::quarantined ? ~std::uint64_t{0} : written.call) > lost_",
+            "return b.fenced && written.discards == detail::discards_of(this->upstream());",
+            "return b.fenced && (&written == &b.freed || written.discards == detail::discards_of(this->upstream()));",
             finder="tests/debug/checked.cpp",
         ),
         Mutant(
             "fenced verifies a fence that sleep discarded while it was written",
             "debug/fenced.hpp",
-            "{r.bytes, r.alignment, number, fenced}",
-            "{r.bytes, r.alignment, ++numbered_, fenced}",
+            "{r.bytes, r.alignment, number, discards, fenced}",
+            "{r.bytes, r.alignment, number, detail::discards_of(this->upstream()), fenced}",
             finder="tests/debug/fenced.cpp",
         ),
         Mutant(
@@ -2701,8 +2715,8 @@ PLANTED = {
         Mutant(
             "record_stream always reaches the first resource",
             "policy/fallback_to.hpp",
-            "    if (blocks_.contains(p)) {\n      record_in(other_, use);",
-            "    if (p == nullptr) {\n      record_in(other_, use);",
+            "    if (blocks_.contains(p)) {\n      record_in(",
+            "    if (p == nullptr) {\n      record_in(",
             finder="policies",
         ),
         Mutant(
@@ -2952,6 +2966,13 @@ PLANTED = {
     ],
     "a sleeping pool keeps addresses and contents, and gives no block out": [
         Mutant(
+            "a forked child frees the parent's pinned memory",
+            "pool/relocate/host_copy.hpp",
+            "    if (process_.is_this())\n",
+            "    if (process_.is_this() || true)\n",
+            finder="tests/pool/host_copy.cpp",
+        ),
+        Mutant(
             "fallback_to takes a sleeping pool for one that has no memory",
             "policy/fallback_to.hpp",
             "      return note(r, next.allocate(r), next, false);\n    } catch (out_of_memory const&) {",
@@ -3081,8 +3102,15 @@ PLANTED = {
         Mutant(
             "discarded fences are verified",
             "debug/fenced.hpp",
-            "if (!slept && where == contents::discarded) lost_ = numbered_;",
-            "(void)slept;",
+            "    return b.fenced && b.discards == detail::discards_of(this->upstream());",
+            "    return b.fenced;",
+            finder="tests/raii/sleep.cpp",
+        ),
+        Mutant(
+            "a pool does not count the contents that its sleep discards",
+            "pool/relocate/pool_sleep.hpp",
+            "    if (where == contents::discarded) discards_.fetch_add(1, std::memory_order_relaxed);\n",
+            "    (void)discards_;\n",
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(
@@ -3672,6 +3700,20 @@ PLANTED = {
         ),
     ],
     "memory of a captured graph is given to nothing else until its owner ends": [
+        Mutant(
+            "a recorded use on the stream of the free keeps a block from reuse in its capture",
+            "pool/graph/graph_memories.hpp",
+            "    if (part == at.owner->captured && !at.is_guess) as = at.captured_as;\n",
+            "    (void)as;\n",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a use on another stream of the capture is forgotten",
+            "pool/order/recorded_streams.hpp",
+            "      if (uses_[u].stream == freed.stream.id()) {",
+            "      if (is_captured_id(freed.stream.id()) || uses_[u].stream == freed.stream.id()) {",
+            finder="tests/raii/graph_memory.cpp",
+        ),
         Mutant(
             "poisoned fills a block of a capture when it is freed",
             "debug/poisoned.hpp",

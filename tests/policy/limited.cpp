@@ -37,6 +37,8 @@ TEST_CASE("limited does not count a refused allocation", "[policy][limited]") {
   void* const p = memory.allocate({}, 1_MiB, 256);  // the whole budget is still free
   CHECK(memory->used() == 1_MiB);
   CHECK_THROWS_AS(memory.allocate({}, 1, 256), out_of_memory);
+  CHECK_THROWS_AS(memory.allocate({}, 1, 3), bad_alignment);  // which more memory would not serve
+  CHECK_THROWS_AS(memory.allocate({}, 1, 4_MiB), bad_alignment);
   memory.deallocate({}, p, 1_MiB, 256);
   CHECK(memory->used() == 0);
 }

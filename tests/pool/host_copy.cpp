@@ -3,7 +3,11 @@
 
 #include "tarn/pool/relocate/host_copy.hpp"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "catch.hpp"
@@ -113,4 +117,41 @@ TEST_CASE("host_copy does not report as saved what no call of the driver waited 
   CHECK(machine.pending() == 0);
   copy.close();
   REQUIRE(driver.free_device(p).ok());
+}
+
+namespace {
+
+/// Counts the calls that give something back.
+struct counting_driver : sim_driver {
+  explicit counting_driver(sim_driver const& driver) : sim_driver(driver) {}
+  static inline int given_back = 0;
+  status free_pinned(void* p) const noexcept { return ++given_back, sim_driver::free_pinned(p); }
+  status destroy_event(event_handle e) const noexcept { return ++given_back, sim_driver::destroy_event(e); }
+  status destroy_stream(stream_ref s) const noexcept { return ++given_back, sim_driver::destroy_stream(s); }
+};
+
+}  // namespace
+
+TEST_CASE("host_copy makes no driver call where it ends in a forked child", "[pool][sleep][fork]") {
+  sim_machine const machine;
+  counting_driver const driver{machine.driver()};
+  void* memory = nullptr;
+  REQUIRE(driver.malloc_device(4_MiB, memory).ok());
+  std::optional<detail::host_copy<counting_driver>> kept{driver};
+  kept->set_up(4_MiB);
+  kept->save(0, memory, 4_MiB);
+  if (GENERATE(false, true)) kept->finish();
+  pid_t const child = ::fork();
+  if (child == 0) {
+    counting_driver::given_back = 0;
+    kept.reset();
+    ::_exit(counting_driver::given_back);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  kept.reset();
+  CHECK(counting_driver::given_back > 1);
+  REQUIRE(driver.free_device(memory).ok());
+  CHECK(machine.leaks().total() == 0);
 }

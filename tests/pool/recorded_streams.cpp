@@ -141,6 +141,35 @@ TEST_CASE("deallocate returns while another thread waits for a recorded use",
   CHECK(machine.findings().empty());
 }
 
+TEST_CASE("trim waits for all uses before its call, although another thread frees meanwhile",
+          "[pool][streams][record_stream][threads]") {
+  constexpr std::size_t bytes = 2_MiB;
+  sim_machine const machine(checked(256_MiB));
+  auto const at = std::make_shared<gate>();
+  auto memory =
+      basic_pages<gated_driver>(gated_driver(machine.driver(), at, driver_call::synchronize_event)) |
+      pooled{};
+  test_stream const a(machine.driver()), b(machine.driver());
+  std::vector<void*> blocks;
+  for (int i = 0; i < 65; ++i) blocks.push_back(memory.allocate(a, bytes));
+  for (void* const p : blocks) memory.record_stream(p, bytes, b);
+  void* const last = blocks.back();
+  blocks.pop_back();
+  for (void* const p : blocks) {
+    REQUIRE(machine.launch(b, second / 100, {sim_writes(p, bytes)}).ok());
+    memory.deallocate(a, p, bytes);
+  }
+  at->close();
+  std::thread waits([&] { (void)memory.trim(); });
+  at->wait_until_inside();
+  memory.deallocate(a, last, bytes);  // joins the uses that one event covers
+  at->open();
+  waits.join();
+  CHECK_FALSE(at->timed_out());
+  CHECK(memory->state().deferred_blocks <= 1);
+  CHECK(machine.findings().empty());
+}
+
 TEST_CASE("deallocate does not block other threads while it records an event",
           "[pool][streams][record_stream][threads]") {
   sim_machine const machine(checked());

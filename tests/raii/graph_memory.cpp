@@ -703,6 +703,39 @@ TEST_CASE("a block that graphs of several owners use is kept until the last of t
   d.clean();
 }
 
+TEST_CASE("a recorded use on the stream of the free keeps no block from reuse inside a capture",
+          "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver};
+  event_handle fork = nullptr;
+  REQUIRE(d.driver.create_event(fork).ok());
+  constexpr std::size_t bytes = 4 << 20;
+  {
+    graph_memory memory{pool};
+    bool const handle_only = GENERATE(false, true);
+    capture c(d.machine, memory, a);
+    void* const p = pool.allocate(a, bytes);
+    pool.record_stream(p, bytes, handle_only ? stream_ref::from(stream_ref(a).handle()) : stream_ref(a));
+    pool.deallocate(a, p, bytes);
+    CHECK(pool->state().deferred == 0);
+    CHECK(pool.allocate(a, bytes) == p);
+    REQUIRE((d.driver.record_event(fork, a).ok() && d.driver.wait_event(b, fork).ok()));
+    pool.record_stream(p, bytes, b);  // b has joined the capture
+    pool.deallocate(a, p, bytes);
+    CHECK(pool->state().deferred == bytes);
+    void* const q = pool.allocate(a, bytes);
+    CHECK(q != p);
+    pool.deallocate(a, q, bytes);
+    REQUIRE((d.driver.record_event(fork, b).ok() && d.driver.wait_event(a, fork).ok()));
+  }
+  pool.empty_cache();
+  CHECK(pool->state().deferred == 0);
+  CHECK(memory_reserved(pool) == 0);
+  REQUIRE(d.driver.destroy_event(fork).ok());
+  CHECK(d.machine.findings().empty());
+}
+
 TEST_CASE("a thread is not taken for one that ended with a scope open", "[graph_memory][threads]") {
   device d;
   auto pool = d.pages() | pooled{};

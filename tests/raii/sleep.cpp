@@ -812,6 +812,46 @@ TEST_CASE("checked and fenced put the rest of several pools to sleep, and make n
   run(fenced{});
 }
 
+TEST_CASE("checked and fenced do not verify what a sleep through another handle discarded",
+          "[raii][sleep][pages]") {
+  auto const run = [](auto const& policy, auto const& put_to_sleep) {
+    for (contents const where : all_kinds) {
+      sim_machine const machine(small_machine());
+      collected_reports const reports;
+      {
+        auto pool = sim_pages{machine.driver(0)} | pooled{};
+        auto memory = pool | policy;
+        void* const p = memory.allocate(stream_ref{}, 1000);
+        memory.deallocate(stream_ref{}, memory.allocate(stream_ref{}, 2000), 2000);
+        (void)machine.driver(0).synchronize_device();
+        put_to_sleep(pool, where);
+        void* const q = memory.allocate(stream_ref{}, 1000);
+        (void)machine.driver(0).synchronize_device();
+        CHECK(memory->check_all() == 0);
+        REQUIRE(machine.driver(0).fill(stream_ref{}, static_cast<std::byte*>(q) + 1000, 0x11, 1).ok());
+        CHECK(memory->check_all() == 1);  // what was written since then is verified
+        memory.deallocate(stream_ref{}, p, 1000);
+        CHECK(reports.kinds.size() == 1);
+        memory.deallocate(stream_ref{}, q, 1000);
+      }
+      CHECK(reports.kinds.size() == 2);
+    }
+  };
+  auto const by_pool = [](auto& pool, contents where) {
+    (void)sleep(pool, where);
+    (void)wake(pool);
+  };
+  auto const by_policy = [](auto& pool, contents where) {
+    auto other = pool | checked{};
+    (void)sleep(other, where);
+    (void)wake(other);
+  };
+  run(checked{}, by_pool);
+  run(checked{}, by_policy);
+  run(fenced{}, by_pool);
+  run(fenced{}, by_policy);
+}
+
 TEST_CASE("sleep_scope wakes each pool that can wake, and none that slept before", "[raii][sleep][pages]") {
   sim_options options = small_machine();
   options.devices = 2;

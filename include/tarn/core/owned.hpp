@@ -62,6 +62,8 @@ class owned {
   }
   ~owned() { delete p_; }
 
+  /// Gives the ownership up.
+  void release() noexcept { p_ = nullptr; }
   [[nodiscard]] T* get() const noexcept { return p_; }
   [[nodiscard]] T& operator*() const noexcept { return *p_; }
   [[nodiscard]] T* operator->() const noexcept { return p_; }

@@ -295,6 +295,14 @@ struct is_asleep {
   TARN_ON_LAYER(static_cast<bool>(l.is_asleep()))
 };
 
+/// How often sleep() has discarded contents; the sum.
+struct discards {
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::uint64_t join(std::uint64_t a, std::uint64_t b) noexcept { return a + b; }
+  TARN_ON_LAYER(static_cast<std::uint64_t>(l.discards()))
+};
+
 struct compact {
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::joined;
@@ -423,6 +431,11 @@ template <class Resource>
 template <class Resource>
 [[nodiscard]] bool sleeps(Resource& memory) noexcept {
   return nearest_or(memory, pool_call::is_asleep{}, false);
+}
+/// How often the contents below were discarded: what was written before the number rose is lost.
+template <class Resource>
+[[nodiscard]] std::uint64_t discards_of(Resource& memory) noexcept {
+  return nearest_or(memory, pool_call::discards{}, std::uint64_t{});
 }
 
 /// Returns whether all pools below sleep that can. @throws std::bad_alloc

@@ -28,6 +28,7 @@ struct block_event {
   std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0 if it has not happened
   stream_id stream = 0;
   std::uint64_t thread = 0;
+  std::uint64_t discards = 0;  ///< of the pool, see pool_call::discards
 };
 
 enum class block_state : std::uint8_t { unused, live, freed, quarantined, gone };

@@ -241,10 +241,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     if (detail::all_sleep(this->upstream())) return 0;
     report_unfinished("sleep");
     if (where == contents::discarded) (void)end_quarantine(0, 0);
-    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
-    if (where == contents::discarded)
-      lost_.store(calls_.load(std::memory_order_relaxed), std::memory_order_relaxed);
-    return given;
+    return nearest(this->upstream(), pool_call::sleep{where});
   }
   /// Compacts the pool, after the same reports.
   compaction compact()
@@ -303,10 +300,10 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
  private:
   /// Whether the poison of a quarantined block, or the fences of another one, were written, and not discarded
-  /// by sleep(). Their call has its number before it writes.
-  [[nodiscard]] bool is_intact(detail::block_record const& b) const noexcept {
+  /// by sleep(), of this handle or another one. Their call notes the number before it writes.
+  [[nodiscard]] bool is_intact(detail::block_record const& b) noexcept {
     auto const& written = b.state == detail::block_state::quarantined ? b.freed : b.allocated;
-    return b.fenced && written.call > lost_.load(std::memory_order_relaxed);
+    return b.fenced && written.discards == detail::discards_of(this->upstream());
   }
 
   void report_unfinished(char const* call) const noexcept {
@@ -328,6 +325,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     detail::block_event e;
     e.where = location_scope::current();
     e.call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+    e.discards = detail::discards_of(this->upstream());
     e.thread = detail::this_thread_number();
     if (stream.id() != stream_ref::unknown_id) {
       e.stream = stream.id();
@@ -539,7 +537,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   checked const options_;
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
-  std::atomic<std::uint64_t> lost_{0};  ///< what calls up to this one wrote was discarded by sleep()
   mutable detail::fork_mutex mutex_;
   detail::block_history history_;
   detail::used_streams<typename Upstream::driver_type> streams_;

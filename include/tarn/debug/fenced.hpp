@@ -129,17 +129,6 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     return broken;
   }
 
-  /// Puts the pool to sleep. Where contents are discarded, so are the fences of the blocks that are live now.
-  std::size_t sleep(contents where)
-    requires reachable<Upstream, pool_call::sleep>
-  {
-    bool const slept = detail::all_sleep(this->upstream());
-    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
-    detail::scoped_lock const guard(mutex_);
-    if (!slept && where == contents::discarded) lost_ = numbered_;
-    return given;
-  }
-
   /// The bytes that a block occupies, including fences.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
     return bytes == 0
@@ -157,8 +146,9 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   struct block {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
-    std::uint64_t number = 0;  ///< in the order of allocation: an address may be reused
-    bool fenced = false;       ///< false if allocated during a capture, or without contents
+    std::uint64_t number = 0;    ///< in the order of allocation: an address may be reused
+    std::uint64_t discards = 0;  ///< of the pool, before the fences were written
+    bool fenced = false;         ///< false if allocated during a capture, or without contents
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
@@ -167,11 +157,15 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     detail::scoped_lock const guard(mutex_);
     return blocks_.find(key_of(p)).alignment;
   }
-  [[nodiscard]] bool is_fenced(block const& b) const noexcept { return b.fenced && b.number > lost_; }
+  /// Whether the fences were written, and not discarded by sleep().
+  [[nodiscard]] bool is_fenced(block const& b) noexcept {
+    return b.fenced && b.discards == detail::discards_of(this->upstream());
+  }
 
   /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
   void build(request const& r, void* p) {
-    std::uint64_t number = 0;  // drawn before the fences: a sleep() that discards them discards this number
+    std::uint64_t number = 0;
+    std::uint64_t const discards = detail::discards_of(this->upstream());
     {
       detail::scoped_lock const guard(mutex_);
       blocks_.make_room(promised_ + 1);
@@ -185,7 +179,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       --promised_;
       // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet
       // there.
-      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, number, fenced});
+      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, number, discards, fenced});
     }
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
@@ -242,7 +236,6 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   detail::address_map<block> blocks_;
   std::size_t promised_ = 0;  ///< blocks whose fences are being queued; there is room for them
   std::uint64_t numbered_ = 0;
-  std::uint64_t lost_ = 0;  ///< blocks up to this number have no fences: their contents were discarded
 };
 
 }  // namespace TARN_NAMESPACE

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/mutex.hpp"
@@ -154,6 +155,7 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
 
  private:
   [[noreturn]] TARN_NOINLINE void refuse(request const& r, std::size_t free) const {
+    require_alignment(r.alignment);  // more memory would not help
     memory_report report = this->report_of(r);
     report.device_free = free;
     report.headroom = bytes_;

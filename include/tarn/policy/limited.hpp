@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "tarn/core/bytes.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/pool_call.hpp"
@@ -89,6 +90,7 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
 
  private:
   [[noreturn]] TARN_NOINLINE void refuse(request const& r) const {
+    require_alignment(r.alignment);  // more memory would not help
     memory_report report = this->report_of(r);
     report.live = used();
     report.limit = limit();

@@ -195,7 +195,8 @@ class pool {
   void record_stream(void* p, std::size_t, stream_ref stream) {
     if (p == nullptr || heap_.is_lost()) return;
     if (!heap_.is_block(p)) detail::refuse_pointer(p, "record_stream");
-    if (!graphs_.record_stream(p, stream)) deferred_.record(p, stream);
+    stream_id as = stream_ref::unknown_id;
+    if (!graphs_.record_stream(p, stream, as)) deferred_.record(p, stream, as);
   }
 
   /// Makes a live block longer where it is, if the memory behind it is free for work on `stream` at once. The
@@ -273,6 +274,12 @@ class pool {
     requires page_source<Upstream>
   {
     return heap_.is_asleep();
+  }
+  /// How often sleep() has discarded contents.
+  [[nodiscard]] std::uint64_t discards() const noexcept
+    requires page_source<Upstream>
+  {
+    return sleep_.discards();
   }
 
   // ---- blocks that grow in place, for growing_buffer

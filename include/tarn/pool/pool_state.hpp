@@ -64,7 +64,7 @@ struct pool_state {
   std::size_t unmaps = 0;
   std::size_t remaps = 0;         ///< maps of handles that were used at another address before
   std::size_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
-  std::size_t ooms = 0;           ///< allocations that found no memory
+  std::size_t ooms = 0;           ///< allocations that found no memory; of a size that a block can have
   std::size_t host_waits = 0;     ///< times the host waited for a stream
   std::size_t device_waits = 0;   ///< times a stream was made to wait for another stream
   /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1

@@ -110,15 +110,17 @@ class graph_memories {
 
   /// Records a use of a block by the stream of a capture. Returns false if `stream` must be recorded as any
   /// other, too: it is of no capture, or the block is of an owner's part, which other streams reuse. Notes
-  /// the identity of a bare handle in `stream`. A captured stream of no known capture is refused: the event
-  /// that an ordinary use waits for does not cover the replays.
+  /// the identity of a bare handle in `stream`, and in `as` the one under which the capture frees a block of
+  /// its own part. A captured stream of no known capture is refused: the event that an ordinary use waits for
+  /// does not cover the replays.
   /// @throws std::bad_alloc, cuda_error: nothing has changed
-  bool record_stream(void* p, stream_ref& stream) {
+  bool record_stream(void* p, stream_ref& stream, stream_id& as) {
     if (!watches_frees()) return false;
     captured_stream const at = captures_.of_use(stream);
     if (at.owner == nullptr) return false;
     part_ref const part = heap_.part_of(p);
     if (part != at.owner->captured && uses_.record(p, *at.owner)) deferred_.count_graph_block(true);
+    if (part == at.owner->captured && !at.is_guess) as = at.captured_as;
     return part == common;
   }
 

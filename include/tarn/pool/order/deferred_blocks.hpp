@@ -29,7 +29,10 @@ class deferred_blocks {
   deferred_blocks& operator=(deferred_blocks&&) = delete;
 
   /// See recorded_streams::record(). @throws std::bad_alloc, cuda_error: nothing has changed
-  void record(void* p, stream_ref stream) { uses_.record(p, heap_.with_identity(stream)); }
+  void record(void* p, stream_ref stream, stream_id as) {
+    stream = heap_.with_identity(stream);
+    uses_.record(p, stream, as != stream_ref::unknown_id ? as : stream.id());
+  }
 
   /// Returns false if no block has a recorded use, and there is no graph memory. One relaxed load.
   [[nodiscard]] TARN_ALWAYS_INLINE bool any_recorded() const noexcept { return uses_.any(); }

@@ -64,8 +64,8 @@ class recorded_streams {
   /// Records a use on a stream with its identity, whose device was learned, and makes room for all that
   /// deallocation needs. Amortised O(1); O(streams that the block is used on). @throws std::bad_alloc:
   /// nothing has changed
-  void record(void* p, stream_ref stream) {
-    stream_id const id = stream.id();
+  /// @param id  a free under this identity need not wait for the use
+  void record(void* p, stream_ref stream, stream_id id) {
     scoped_lock const guard(mutex_);
     slot_number b = recorded_.find(p);
     for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
@@ -125,9 +125,9 @@ class recorded_streams {
     for (slot_number q = 1; q <= queues_.last(); ++q) {
       if (queues_[q].users == 0) continue;
       mark_again(held, q);
-      // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
+      // Deallocations continue meanwhile: ignore the groups that they begin, so that this loop ends.
       std::uint64_t const now = ++clock_;
-      while (queues_[q].first != 0 && uses_[queues_[q].first].ticket < now && ask_first(held, q, wait)) {
+      while (queues_[q].first != 0 && uses_[queues_[q].first].oldest < now && ask_first(held, q, wait)) {
       }
     }
   }
@@ -216,6 +216,7 @@ class recorded_streams {
     std::uint32_t count = 1;  ///< number of uses in the group
     stream_id stream = 0;
     std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
+    std::uint64_t oldest = 0;  ///< the first ticket of the group
     event_handle event = nullptr;
   };
   /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole
@@ -315,7 +316,7 @@ class recorded_streams {
       uses_[last].ticket = ticket;
       return detail::exchange(uses_[last].event, event);
     }
-    uses_[g].ticket = ticket;
+    uses_[g].ticket = uses_[g].oldest = ticket;
     uses_[g].event = event;
     (last != 0 ? uses_[last].next : in.first) = g;
     in.last = g;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/owned.hpp"
@@ -25,7 +26,13 @@ class host_copy {
  public:
   explicit host_copy(Driver const& driver) noexcept : driver_(driver) {}
   host_copy& operator=(host_copy&&) = delete;
-  ~host_copy() { close(); }
+  /// In a forked child nothing is freed: it is the parent's.
+  ~host_copy() {
+    if (process_.is_this())
+      close();
+    else
+      stream_.release();
+  }
 
   /// Begins an empty copy of `bytes`, in the memory of the last one. save() allocates more as it needs it.
   /// @throws std::bad_alloc
@@ -172,6 +179,7 @@ class host_copy {
   Driver const& driver_;
   sequence<chunk> chunks_;
   std::size_t bytes_ = 0;
+  creating_process process_;
   owned<own_stream<Driver>> stream_;  ///< of copies that are not known to be complete
   mark_of_copies marks_[most_marks];
   std::size_t mark_count_ = 0;

@@ -2,7 +2,9 @@
 #pragma once
 // sleep(), wake() and compact() of a pool.
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/pool_call.hpp"
@@ -38,8 +40,10 @@ class pool_sleep {
       cancel_sleep(growing);
       throw;
     }
+    if (where == contents::discarded) discards_.fetch_add(1, std::memory_order_relaxed);
     return given + release(growing);
   }
+  [[nodiscard]] std::uint64_t discards() const noexcept { return discards_.load(std::memory_order_relaxed); }
   std::size_t wake(after_waking then) {
     if (heap_.is_asleep()) heap_.require_no_growth("wake()");
     growth_lock const growing = heap_.lock_growth();
@@ -146,6 +150,7 @@ class pool_sleep {
 
   Pool& pool_;
   typename Pool::heap_type& heap_;
+  std::atomic<std::uint64_t> discards_{0};
 };
 
 }  // namespace TARN_NAMESPACE::detail
