@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_e7c2c52d
+#define TARN_NAMESPACE tarn::inline v0_2_0_255c6668
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -867,6 +867,12 @@ class fork_member {
 
   /// Returns true while a thread is about to fork; other threads should back off.
   [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
+  /// Backs off briefly while a thread is about to fork, so that it can take a lock that is contended all the
+  /// time.
+  static void make_way() noexcept {
+    if (is_near()) [[unlikely]]
+      wait_for_fork();
+  }
 
   /// The number of this process in this module: a forked child has a higher one.
   [[nodiscard]] static std::uint64_t process() noexcept {
@@ -934,6 +940,16 @@ class fork_member {
       lock.unlock();
     }
   };
+
+  /// The wait is bounded: this thread may hold a lock that the forking thread needs.
+  TARN_NOINLINE static void wait_for_fork() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+    for (int tries = 0; tries < 20 && is_near(); ++tries) {
+      timespec const pause{0, 50'000};
+      (void)::nanosleep(&pause, nullptr);
+    }
+#endif
+  }
 
   static constexpr long patience = 2;  ///< seconds
 
@@ -1009,8 +1025,7 @@ class creating_process {
 class fork_mutex {
  public:
   void lock() {
-    if (at_fork::is_near()) [[unlikely]]
-      make_way();
+    at_fork::make_way();
     mutex_.lock();
     owner_.store(this_thread_of_process(), std::memory_order_relaxed);
   }
@@ -1030,16 +1045,6 @@ class fork_mutex {
   }
 
  private:
-  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait
-  /// is bounded: this thread may hold a lock that the forking thread needs.
-  TARN_NOINLINE static void make_way() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-    for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
-      timespec const pause{0, 50'000};
-      (void)::nanosleep(&pause, nullptr);
-    }
-#endif
-  }
   static bool take(void* self) noexcept {
     auto& m = *static_cast<fork_mutex*>(self);
     m.forker_has_it_ = m.is_mine();
@@ -1149,7 +1154,10 @@ class static_spin_lock {
 /// unloaded, and the mutex with it.
 class static_mutex {
  public:
-  void lock() { mutex_.lock(); }
+  void lock() {
+    at_fork::make_way();
+    mutex_.lock();
+  }
   void unlock() { mutex_.unlock(); }
 
   /// Made before its object locks the mutex for the first time, and destroyed after the last time.

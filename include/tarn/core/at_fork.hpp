@@ -68,6 +68,12 @@ class fork_member {
 
   /// Returns true while a thread is about to fork; other threads should back off.
   [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
+  /// Backs off briefly while a thread is about to fork, so that it can take a lock that is contended all the
+  /// time.
+  static void make_way() noexcept {
+    if (is_near()) [[unlikely]]
+      wait_for_fork();
+  }
 
   /// The number of this process in this module: a forked child has a higher one.
   [[nodiscard]] static std::uint64_t process() noexcept {
@@ -135,6 +141,16 @@ class fork_member {
       lock.unlock();
     }
   };
+
+  /// The wait is bounded: this thread may hold a lock that the forking thread needs.
+  TARN_NOINLINE static void wait_for_fork() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+    for (int tries = 0; tries < 20 && is_near(); ++tries) {
+      timespec const pause{0, 50'000};
+      (void)::nanosleep(&pause, nullptr);
+    }
+#endif
+  }
 
   static constexpr long patience = 2;  ///< seconds
 
@@ -210,8 +226,7 @@ class creating_process {
 class fork_mutex {
  public:
   void lock() {
-    if (at_fork::is_near()) [[unlikely]]
-      make_way();
+    at_fork::make_way();
     mutex_.lock();
     owner_.store(this_thread_of_process(), std::memory_order_relaxed);
   }
@@ -231,16 +246,6 @@ class fork_mutex {
   }
 
  private:
-  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait
-  /// is bounded: this thread may hold a lock that the forking thread needs.
-  TARN_NOINLINE static void make_way() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-    for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
-      timespec const pause{0, 50'000};
-      (void)::nanosleep(&pause, nullptr);
-    }
-#endif
-  }
   static bool take(void* self) noexcept {
     auto& m = *static_cast<fork_mutex*>(self);
     m.forker_has_it_ = m.is_mine();
@@ -350,7 +355,10 @@ class static_spin_lock {
 /// unloaded, and the mutex with it.
 class static_mutex {
  public:
-  void lock() { mutex_.lock(); }
+  void lock() {
+    at_fork::make_way();
+    mutex_.lock();
+  }
   void unlock() { mutex_.unlock(); }
 
   /// Made before its object locks the mutex for the first time, and destroyed after the last time.
