@@ -74,7 +74,7 @@ inline constinit tag_names known_tags{};
 
 inline std::uint32_t tag_names::number_of(std::string_view name) noexcept {
   name = detail::text_prefix(name.substr(0, name.find('\0')), longest);
-  if (name.empty()) return 0;
+  if (name.empty() || name == name_of(0)) return 0;
   std::uint32_t at = home(name);
   if (std::uint32_t const known = find(name, at); known != 0) return known;
   scoped_lock const guard(lock);
@@ -3918,7 +3918,10 @@ inline void add_alone(snapshot& s, std::vector<snapshot_block> const& alone) {
     ++s.pool.handles;
     s.pool.live += b.bytes;
     ++s.pool.live_blocks;
+    for (counter* const of : {&part.reserved, &part.handles}) of->peak = max_of(of->peak, of->current);
   }
+  s.pool.reserved_peak = max_of(s.pool.reserved_peak, s.pool.reserved);
+  s.pool.handles_peak = max_of(s.pool.handles_peak, s.pool.handles);
   std::sort(s.segments.begin(), s.segments.end(),
             [](auto const& a, auto const& b) { return a.address < b.address; });
 }

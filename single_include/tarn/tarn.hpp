@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_255c6668
+#define TARN_NAMESPACE tarn::inline v0_2_0_62c0467e
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -12682,14 +12682,17 @@ class arena {
   /// Counts the change of the split ranges since the last call as one step; changes that cancelled out in
   /// between are not counted.
   void count_splits() noexcept {
-    auto const smaller = static_cast<std::size_t>(zone::smaller);
-    auto const larger = static_cast<std::size_t>(zone::larger);
-    move(splits.blocks[0], split_blocks_[smaller] + split_blocks_[larger]);
-    move(splits.blocks[1], split_blocks_[smaller]);
-    move(splits.blocks[2], split_blocks_[larger]);
-    move(splits.bytes[0], split_bytes_[smaller] + split_bytes_[larger]);
-    move(splits.bytes[1], split_bytes_[smaller]);
-    move(splits.bytes[2], split_bytes_[larger]);
+    auto const count = [](counter(&sums)[3], auto const& now) {
+      counter& all = sums[0];
+      move(sums[1], now[static_cast<std::size_t>(zone::smaller)]);
+      move(sums[2], now[static_cast<std::size_t>(zone::larger)]);
+      all.current = sums[1].current + sums[2].current;
+      all.peak = max_of(all.peak, all.current);
+      all.allocated = sums[1].allocated + sums[2].allocated;
+      all.freed = sums[1].freed + sums[2].freed;
+    };
+    count(splits.blocks, split_blocks_);
+    count(splits.bytes, split_bytes_);
   }
 
   /// Whether the device has completed the uses of a free range.

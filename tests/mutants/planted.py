@@ -787,6 +787,27 @@ PLANTED = {
     ],
     "counters are exact": [
         Mutant(
+            "the totals of inactive_split leave out what cancels out between small and large",
+            "pool/arena/arena.hpp",
+            "      all.allocated = sums[1].allocated + sums[2].allocated;\n      all.freed = sums[1].freed + sums[2].freed;\n",
+            "      all.allocated = max_of(all.allocated, all.current);\n      all.freed = all.allocated - all.current;\n",
+            finder="tests/report/numbers.cpp",
+        ),
+        Mutant(
+            "a snapshot's peak leaves out the blocks of a source beside the pool",
+            "report/take_snapshot.hpp",
+            "  s.pool.reserved_peak = max_of(s.pool.reserved_peak, s.pool.reserved);\n",
+            "",
+            finder="tests/report/take_snapshot.cpp",
+        ),
+        Mutant(
+            "a tag has the name of no tag",
+            "core/tag.hpp",
+            "  if (name.empty() || name == name_of(0)) return 0;\n",
+            "  if (name.empty()) return 0;\n",
+            finder="tests/core/tag.cpp",
+        ),
+        Mutant(
             "an allocation is counted twice",
             "pool/heap.hpp",
             "    if (uncached) count_uncached(held",

@@ -572,7 +572,10 @@ TEST_CASE("take_snapshot reports each block of a source that fallback_to adds as
   CHECK(live_over_time(s) == curve{0, 4 * mib, 12 * mib});
   CHECK(s.pool.live == 12_MiB);
   CHECK(s.pool.reserved == 12_MiB);
+  CHECK(s.pool.reserved_peak == 12_MiB);
+  CHECK(s.pool.handles_peak == s.pool.handles);
   CHECK(s.pool.larger.reserved.current == static_cast<std::int64_t>(12_MiB));
+  CHECK(s.pool.larger.reserved.peak == static_cast<std::int64_t>(12_MiB));
   REQUIRE(block_at(s, added) != nullptr);
   CHECK(block_at(s, added)->requested == 8_MiB);
   memory.deallocate({}, added, 8_MiB);

@@ -62,7 +62,7 @@ inline constinit tag_names known_tags{};
 
 inline std::uint32_t tag_names::number_of(std::string_view name) noexcept {
   name = detail::text_prefix(name.substr(0, name.find('\0')), longest);
-  if (name.empty()) return 0;
+  if (name.empty() || name == name_of(0)) return 0;
   std::uint32_t at = home(name);
   if (std::uint32_t const known = find(name, at); known != 0) return known;
   scoped_lock const guard(lock);

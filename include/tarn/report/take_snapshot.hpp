@@ -269,7 +269,10 @@ inline void add_alone(snapshot& s, std::vector<snapshot_block> const& alone) {
     ++s.pool.handles;
     s.pool.live += b.bytes;
     ++s.pool.live_blocks;
+    for (counter* const of : {&part.reserved, &part.handles}) of->peak = max_of(of->peak, of->current);
   }
+  s.pool.reserved_peak = max_of(s.pool.reserved_peak, s.pool.reserved);
+  s.pool.handles_peak = max_of(s.pool.handles_peak, s.pool.handles);
   std::sort(s.segments.begin(), s.segments.end(),
             [](auto const& a, auto const& b) { return a.address < b.address; });
 }
