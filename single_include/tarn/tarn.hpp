@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_62c0467e
+#define TARN_NAMESPACE tarn::inline v0_2_0_a04e39b6
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -6853,6 +6853,13 @@ struct each_quarantined {
 template <class F>
 each_quarantined(F const&) -> each_quarantined<F>;
 
+/// Verifies what layers have in quarantine and gives it back.
+struct release_quarantine {
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::each;
+  TARN_ON_LAYER(l.release_quarantine())
+};
+
 /// Reserved bytes of all.
 struct reserved {
   static constexpr auto crosses = crossing::joined;
@@ -7171,6 +7178,11 @@ template <class Resource, class F>
 void for_each_quarantined(Resource& memory, F const& f) {
   if constexpr (reachable<Resource, pool_call::each_quarantined<F>>)
     nearest(memory, pool_call::each_quarantined{f});
+}
+template <class Resource>
+void release_quarantine(Resource& memory) {
+  if constexpr (reachable<Resource, pool_call::release_quarantine>)
+    nearest(memory, pool_call::release_quarantine{});
 }
 /// The bytes of a request that count against a limit. Zero bytes need no memory.
 template <class Resource>
@@ -9643,6 +9655,7 @@ class erased_pool {
   [[nodiscard]] virtual std::size_t block_bytes(std::size_t, std::size_t) noexcept = 0;
   [[nodiscard]] virtual void* block_address(void*) noexcept = 0;
   [[nodiscard]] virtual bool is_asleep() noexcept = 0;
+  [[nodiscard]] virtual std::uint64_t discards() noexcept = 0;
   [[nodiscard]] virtual memory_bound memory_left() = 0;
   [[nodiscard]] virtual std::size_t largest_request() = 0;
   virtual void observe_deferred(deferred_observer&) = 0;
@@ -9706,6 +9719,7 @@ class erased_pool_of final : public erased_pool<typename Resource::driver_type> 
   }
   [[nodiscard]] void* block_address(void* p) noexcept override { return block_address_of(memory_, p); }
   [[nodiscard]] bool is_asleep() noexcept override { return sleeps(memory_); }
+  [[nodiscard]] std::uint64_t discards() noexcept override { return discards_of(memory_); }
   [[nodiscard]] memory_bound memory_left() override { return detail::memory_left(memory_.layer()); }
   [[nodiscard]] std::size_t largest_request() override {
     if constexpr (knows_available<layer_behind<Resource>>()) {
@@ -9870,6 +9884,7 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
   }
   [[nodiscard]] void* block_address(void* p) const noexcept { return pool_->block_address(p); }
   [[nodiscard]] bool is_asleep() const noexcept { return pool_->is_asleep(); }
+  [[nodiscard]] std::uint64_t discards() const noexcept { return pool_->discards(); }
   [[nodiscard]] detail::memory_bound memory_left() const { return pool_->memory_left(); }
   [[nodiscard]] std::size_t largest_request() const { return pool_->largest_request(); }
   void observe_deferred(detail::deferred_observer& observer) const { pool_->observe_deferred(observer); }
@@ -24559,6 +24574,12 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     for (detail::block_record const& b : kept)
       f(detail::block_address_of(this->upstream(), whole_of(b)), b.bytes);
     detail::for_each_quarantined(this->upstream(), f);
+  }
+  /// Verifies what the quarantine keeps, here and below, and gives it back. Layers below count it as
+  /// allocated until then.
+  void release_quarantine() {
+    (void)end_quarantine(0, 0);
+    detail::release_quarantine(this->upstream());
   }
 
  private:

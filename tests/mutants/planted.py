@@ -2191,6 +2191,13 @@ PLANTED = {
     ],
     "the reports of one history agree": [
         Mutant(
+            "what checked has in quarantine is listed as live",
+            "report/live_blocks_summary.hpp",
+            "  detail::release_quarantine(memory);\n",
+            "",
+            finder="tests/report/live_blocks_summary.cpp",
+        ),
+        Mutant(
             "the Perfetto trace counts events that contradict the final state",
             "report/perfetto.hpp",
             "      if (!history_.contradicts(i)) write(snapshot_.events[i]);\n",
@@ -2229,6 +2236,13 @@ PLANTED = {
         ),
     ],
     "any_resource is the pool that it holds": [
+        Mutant(
+            "any_resource does not say that its pool discarded contents",
+            "policy/any_resource.hpp",
+            "discards() noexcept override { return discards_of(memory_); }",
+            "discards() noexcept override { return 0; }",
+            finder="tests/raii/sleep.cpp",
+        ),
         Mutant(
             "a handle that does not name host_accessible takes memory that the host can access",
             "policy/any_resource.hpp",

@@ -23,6 +23,7 @@
 #include "tarn/debug/logged.hpp"
 #include "tarn/debug/poisoned.hpp"
 #include "tarn/debug/with_history.hpp"
+#include "tarn/policy/any_resource.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -814,13 +815,13 @@ TEST_CASE("checked and fenced put the rest of several pools to sleep, and make n
 
 TEST_CASE("checked and fenced do not verify what a sleep through another handle discarded",
           "[raii][sleep][pages]") {
-  auto const run = [](auto const& policy, auto const& put_to_sleep) {
+  auto const run = [](auto const& as, auto const& policy, auto const& put_to_sleep) {
     for (contents const where : all_kinds) {
       sim_machine const machine(small_machine());
       collected_reports const reports;
       {
         auto pool = sim_pages{machine.driver(0)} | pooled{};
-        auto memory = pool | policy;
+        auto memory = as(pool) | policy;
         void* const p = memory.allocate(stream_ref{}, 1000);
         memory.deallocate(stream_ref{}, memory.allocate(stream_ref{}, 2000), 2000);
         (void)machine.driver(0).synchronize_device();
@@ -846,10 +847,16 @@ TEST_CASE("checked and fenced do not verify what a sleep through another handle 
     (void)sleep(other, where);
     (void)wake(other);
   };
-  run(checked{}, by_pool);
-  run(checked{}, by_policy);
-  run(fenced{}, by_pool);
-  run(fenced{}, by_policy);
+  auto const itself = [](auto const& pool) { return pool; };
+  auto const erased = [](auto const& pool) {
+    return basic_any_resource<sim_driver, device_accessible>(pool | tracked{});
+  };
+  run(itself, checked{}, by_pool);
+  run(itself, checked{}, by_policy);
+  run(itself, fenced{}, by_pool);
+  run(itself, fenced{}, by_policy);
+  run(erased, checked{}, by_pool);
+  run(erased, fenced{}, by_pool);
 }
 
 TEST_CASE("sleep_scope wakes each pool that can wake, and none that slept before", "[raii][sleep][pages]") {

@@ -2,8 +2,10 @@
 #include "tarn/report/live_blocks_summary.hpp"
 
 #include <string>
+#include <utility>
 
 #include "catch.hpp"
+#include "tarn/debug/checked.hpp"
 #include "tarn/debug/with_history.hpp"
 #include "tarn/policy/any_resource.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -77,4 +79,29 @@ TEST_CASE("live_blocks_summary reports more frees than allocations", "[report][l
   void* const p = one.allocate({}, 100);
   counted.deallocate({}, p, 100);
   CHECK(live_blocks_summary(counted).substr(0, 35) == "more was freed than allocated; add ");
+}
+
+TEST_CASE("live_blocks_summary does not list what checked has in quarantine", "[report][live_blocks]") {
+  sim_machine const machine;
+  int reported = 0;
+  static int* count = nullptr;
+  count = &reported;
+  misuse_handler const before = set_misuse_handler([](misuse const&) { ++*count; });
+  auto const try_on = [&](auto memory, std::string const& live) {
+    void* const p = memory.allocate({}, 2_MiB);
+    memory.deallocate({}, memory.allocate({}, 1_MiB), 1_MiB);
+    CHECK(live_blocks_summary(memory).starts_with("1 block with " + live));
+    memory.deallocate({}, p, 2_MiB);
+    REQUIRE(machine.driver().fill(stream_ref{}, p, 0x11, 1).ok());  // after the free
+    REQUIRE(machine.driver().synchronize_stream(stream_ref{}).ok());
+    CHECK(std::exchange(reported, 0) == 0);
+    CHECK(live_blocks_summary(memory) == "");
+    CHECK(std::exchange(reported, 0) == 1);  // what is given back was verified
+  };
+  auto const pool = sim_pages{machine.driver()} | pooled{};
+  checked const without_fences{.fence_bytes = 0};
+  try_on(pool | tracked{} | without_fences, "2 MiB is live");
+  try_on(pool | with_history{} | without_fences, "2 MiB is live\n  2 MiB at ");
+  try_on(pool | checked{} | tracked{} | without_fences, "2 MiB is live");
+  (void)set_misuse_handler(before);
 }

@@ -101,6 +101,13 @@ struct each_quarantined {
 template <class F>
 each_quarantined(F const&) -> each_quarantined<F>;
 
+/// Verifies what layers have in quarantine and gives it back.
+struct release_quarantine {
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::each;
+  TARN_ON_LAYER(l.release_quarantine())
+};
+
 /// Reserved bytes of all.
 struct reserved {
   static constexpr auto crosses = crossing::joined;
@@ -419,6 +426,11 @@ template <class Resource, class F>
 void for_each_quarantined(Resource& memory, F const& f) {
   if constexpr (reachable<Resource, pool_call::each_quarantined<F>>)
     nearest(memory, pool_call::each_quarantined{f});
+}
+template <class Resource>
+void release_quarantine(Resource& memory) {
+  if constexpr (reachable<Resource, pool_call::release_quarantine>)
+    nearest(memory, pool_call::release_quarantine{});
 }
 /// The bytes of a request that count against a limit. Zero bytes need no memory.
 template <class Resource>

@@ -297,6 +297,12 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       f(detail::block_address_of(this->upstream(), whole_of(b)), b.bytes);
     detail::for_each_quarantined(this->upstream(), f);
   }
+  /// Verifies what the quarantine keeps, here and below, and gives it back. Layers below count it as
+  /// allocated until then.
+  void release_quarantine() {
+    (void)end_quarantine(0, 0);
+    detail::release_quarantine(this->upstream());
+  }
 
  private:
   /// Whether the poison of a quarantined block, or the fences of another one, were written, and not discarded

@@ -46,6 +46,7 @@ class erased_pool {
   [[nodiscard]] virtual std::size_t block_bytes(std::size_t, std::size_t) noexcept = 0;
   [[nodiscard]] virtual void* block_address(void*) noexcept = 0;
   [[nodiscard]] virtual bool is_asleep() noexcept = 0;
+  [[nodiscard]] virtual std::uint64_t discards() noexcept = 0;
   [[nodiscard]] virtual memory_bound memory_left() = 0;
   [[nodiscard]] virtual std::size_t largest_request() = 0;
   virtual void observe_deferred(deferred_observer&) = 0;
@@ -109,6 +110,7 @@ class erased_pool_of final : public erased_pool<typename Resource::driver_type> 
   }
   [[nodiscard]] void* block_address(void* p) noexcept override { return block_address_of(memory_, p); }
   [[nodiscard]] bool is_asleep() noexcept override { return sleeps(memory_); }
+  [[nodiscard]] std::uint64_t discards() noexcept override { return discards_of(memory_); }
   [[nodiscard]] memory_bound memory_left() override { return detail::memory_left(memory_.layer()); }
   [[nodiscard]] std::size_t largest_request() override {
     if constexpr (knows_available<layer_behind<Resource>>()) {
@@ -273,6 +275,7 @@ class basic_any_resource : public call_names<basic_any_resource<Driver, Properti
   }
   [[nodiscard]] void* block_address(void* p) const noexcept { return pool_->block_address(p); }
   [[nodiscard]] bool is_asleep() const noexcept { return pool_->is_asleep(); }
+  [[nodiscard]] std::uint64_t discards() const noexcept { return pool_->discards(); }
   [[nodiscard]] detail::memory_bound memory_left() const { return pool_->memory_left(); }
   [[nodiscard]] std::size_t largest_request() const { return pool_->largest_request(); }
   void observe_deferred(detail::deferred_observer& observer) const { pool_->observe_deferred(observer); }

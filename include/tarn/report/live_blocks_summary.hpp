@@ -10,6 +10,7 @@
 
 #include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/debug/memory_history.hpp"
 #include "tarn/report/stats.hpp"
@@ -25,7 +26,8 @@ namespace TARN_NAMESPACE {
 /// Of memory with `tracked` the text is "2 blocks with 5 KiB are live"; `with_history` adds a line for each
 /// block, the largest first, with its bytes, its tag and the line that allocated it.
 /// @param most  blocks that are listed
-/// Freed blocks that wait for other streams are not live. Costs as memory_allocated(), with `with_history` as
+/// Freed blocks that wait for other streams are not live. Those that `checked` has in quarantine are verified
+/// and given back first. Costs as memory_allocated(), with `with_history` as
 /// a copy of its records. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string live_blocks_summary(Resource memory, std::size_t most = 10) {
@@ -33,6 +35,7 @@ template <class Resource>
   static_assert(
       detail::is_tracked<Resource> || has_record,
       "tarn: live_blocks_summary needs counts or records; add: | tarn::tracked{} or | tarn::with_history{}");
+  detail::release_quarantine(memory);
   memory_history history;
   if constexpr (has_record) history = nearest(memory, detail::ask_record{});
   auto blocks = static_cast<std::int64_t>(history.live.size());
