@@ -151,7 +151,7 @@ TEST_CASE("memory_stats inactive_split has the same peak and totals, however oft
           blocks.emplace_back(memory.allocate({}, bytes), bytes);
         } catch (out_of_memory const&) {  // after the caches were flushed, which changes many ranges at once
         }
-      } else if (!blocks.empty()) {
+      } else {
         std::swap(blocks[random() % blocks.size()], blocks.back());
         memory.deallocate({}, blocks.back().first, blocks.back().second);
         blocks.pop_back();
