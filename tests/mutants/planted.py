@@ -1226,8 +1226,8 @@ PLANTED = {
         Mutant(
             "fallback_to waits for the device although a stream is captured",
             "policy/fallback_to.hpp",
-            "if (used_.erase(p) && detail::may_run(detail::wait_for_all_work(driver()))) [[unlikely]]",
-            "if (used_.erase(p) && detail::may_run(driver().synchronize_device())) [[unlikely]]",
+            "if (used_.erase(p) && !in_graph && detail::may_run(detail::wait_for_all_work(driver()))) [[unlikely]]",
+            "if (used_.erase(p) && !in_graph && detail::may_run(driver().synchronize_device())) [[unlikely]]",
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
@@ -1291,6 +1291,20 @@ PLANTED = {
             "policy/fallback_to.hpp",
             "(in_graphs_.erase(p) || is_captured(r))",
             "in_graphs_.erase(p)",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "a block with recorded uses that was freed in a capture is given back while its graph lives",
+            "policy/fallback_to.hpp",
+            "used_.erase(p) && !in_graph &&",
+            "used_.erase(p) &&",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "a source gets a block back that was used in a capture and freed outside it",
+            "policy/fallback_to.hpp",
+            "      if (is_captured({use.stream, use.bytes})) in_graphs_.insert(use.p);\n",
+            "",
             finder="tests/policy/fallback_to.cpp",
         ),
         Mutant(

@@ -239,6 +239,18 @@ TEST_CASE("fallback_to keeps a block that a capture used for the graph, where no
       void* const p = pool.allocate(s, 4_MiB);
       captured([&] { pool.deallocate(s, p, 4_MiB); });
     }
+    SECTION("freed in the capture, with a use that an earlier call recorded") {
+      tarn_test::test_stream const t(machine.driver());
+      void* const p = pool.allocate(s, 4_MiB);
+      pool.record_stream(p, 4_MiB, t);
+      captured([&] { pool.deallocate(s, p, 4_MiB); });
+    }
+    SECTION("used in the capture on its stream, and freed later on another") {
+      tarn_test::test_stream const t(machine.driver());
+      void* const p = pool.allocate(t, 4_MiB);
+      captured([&] { pool.record_stream(p, 4_MiB, s); });
+      pool.deallocate(t, p, 4_MiB);
+    }
     CHECK(memory->fallback_blocks() == 1);
     pool.deallocate(s, pool.allocate(s, 3_MiB), 3_MiB);
     CHECK(memory->fallback_blocks() == 1);

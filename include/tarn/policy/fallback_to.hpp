@@ -41,8 +41,8 @@ struct fallback_to {
 
 /// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of
 /// band. While none is live, a deallocation costs three more relaxed loads. A default stream is the one that
-/// the upstream takes it for, also in the fallback. A block of a resource without a pool that was allocated
-/// or freed while its stream was captured is given back when the layer ends, since a graph may use it until
+/// the upstream takes it for, also in the fallback. A block of a resource without a pool that was allocated,
+/// recorded or freed while its stream was captured is freed when the layer ends: a graph may use it until
 /// then. Thread-safe.
 template <class Upstream, class Other>
 class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, Upstream> {
@@ -83,16 +83,15 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     return note(named, other.allocate(named), other, true);
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    bool const in_graph = !has_pools && may_be_in_graph(r, p);
     // Waits for the device if record_stream() named a block that no pool defers. If that fails, as while a
     // capture forbids it, the block is deferred here.
-    if (used_.erase(p) && detail::may_run(detail::wait_for_all_work(driver()))) [[unlikely]]
+    if (used_.erase(p) && !in_graph && detail::may_run(detail::wait_for_all_work(driver()))) [[unlikely]]
       return put_aside(deferred_, r, p);
     if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
       free_deferred();
-    if constexpr (!has_pools) {
-      if (may_be_in_graph(r, p)) [[unlikely]]
-        return put_aside(kept_, r, p);
-    }
+    if (in_graph) [[unlikely]]
+      return put_aside(kept_, r, p);
     free_block(r, p, next);
   }
 
@@ -166,6 +165,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     if constexpr (detail::records_streams<Resource>) {
       nearest(resource, use);
     } else {
+      if (is_captured({use.stream, use.bytes})) in_graphs_.insert(use.p);
       used_.insert(use.p);
     }
   }
