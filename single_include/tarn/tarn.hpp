@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_8eb335ac
+#define TARN_NAMESPACE tarn::inline v0_2_0_bc8490fe
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -10758,8 +10758,8 @@ static_assert(
 }
 
 /// How much of the classes above run_limit a thread may keep of a stream when a request of such a class
-/// misses, bytes. Rows that grow from step to step never hit, and what waits for their old sizes keeps free
-/// neighbours apart. Figures are in bench/README.md, "The numbers of the growth".
+/// misses, bytes; more where sizes repeat. Rows that grow from step to step never hit, and what waits for
+/// their old sizes keeps free neighbours apart. Figures are in bench/README.md, "The numbers of the growth".
 inline constexpr std::size_t most_at_miss = 2_MiB;
 
 /// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers
@@ -10830,6 +10830,9 @@ struct stream_cache {
   std::size_t newest_bytes = 0;
   large_magazine of_capture;  ///< empty unless the stream is captured
   magazine magazines[class_count];
+  std::size_t most_kept = most_at_miss;     ///< see may_keep()
+  std::size_t returned_bytes = 0;           ///< at the last miss of a class above run_limit
+  bool was_returned[class_count + 1] = {};  ///< by the last call that returned any; the last is false
 
   stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
   stream_cache& operator=(stream_cache&&) = delete;
@@ -10852,6 +10855,14 @@ struct stream_cache {
     std::size_t sum = 0;
     for (unsigned k = first; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
     return sum;
+  }
+  /// Bytes of the classes above run_limit that may stay although a request for one of them misses: twice what
+  /// the last miss returned if this one asks for a class that it returned, since the sizes repeat. Else half
+  /// of what might stay before, at least most_at_miss.
+  [[nodiscard]] std::size_t may_keep(unsigned missed) noexcept {
+    if (std::size_t const before = detail::exchange(returned_bytes, 0); before != 0)
+      most_kept = was_returned[missed] ? 2 * before : max_of(most_at_miss, most_kept / 2);
+    return most_kept;
   }
   /// Host memory of the magazines, bytes.
   [[nodiscard]] std::size_t host_bytes() const noexcept {
@@ -13086,12 +13097,13 @@ class front {
     return p;
   }
 
-  /// Returns the blocks above run_limit to the heap if there are more than most_at_miss bytes of them: a
-  /// request of such a class was not served. Not for a captured stream.
-  void return_unused(cache_position const& at) noexcept {
+  /// Returns the blocks above run_limit to the heap if there are more of them than may_keep(): a request of
+  /// such a class was not served. Not for a captured stream.
+  void return_unused(cache_position const& at, unsigned size_class) noexcept {
     at.cache->lock.enter();
     std::size_t const bytes = at.of_stream->bytes_of_classes(run_class_count);
-    if (bytes > most_at_miss && is_open(at)) {
+    if (bytes > at.of_stream->may_keep(size_class) && is_open(at)) {
+      at.of_stream->returned_bytes = bytes;
       at.cache->count_held(0, bytes);
       return_classes(*at.of_stream, at.id, run_class_count);
     }
@@ -13551,6 +13563,7 @@ class front {
   void return_classes(stream_cache& of_stream, stream_id id, unsigned first) noexcept {
     for (unsigned k = first; k < class_count; ++k) {
       magazine& m = of_stream.magazines[k];
+      of_stream.was_returned[k] = m.count != 0;
       if (m.count != 0) heap_.put(id, of_stream.stream, k, m.blocks, detail::exchange(m.count, 0));
     }
   }
@@ -20946,7 +20959,7 @@ class slow_path {
     // Return cached blocks first: they may coalesce with their neighbours.
     bool const is_above_runs =
         request.where == zone::smaller && !request.in_run && !is_captured_id(request.id);
-    if (is_above_runs && position.of_stream != nullptr) front_.return_unused(position);
+    if (is_above_runs && position.of_stream != nullptr) front_.return_unused(position, request.size_class);
     std::size_t cached_bytes = 0;
     void* const cached = position.of_stream != nullptr && request.where != zone::smaller
                              ? front_.take_large(position, cached_bytes)

@@ -575,8 +575,29 @@ PLANTED = {
         Mutant(
             "rows that a thread caches wait until the pool grows",
             "pool/slow_path.hpp",
-            "if (is_above_runs && position.of_stream != nullptr) front_.return_unused(position);",
+            "if (is_above_runs && position.of_stream != nullptr) front_.return_unused(position, request.size_class);",
             "",
+            finder="tests/pool/thread_cache.cpp",
+        ),
+        Mutant(
+            "sizes that repeat return to the heap at each miss",
+            "pool/cache/magazine.hpp",
+            "was_returned[missed] ? 2 * before : ",
+            "",
+            finder="tests/pool/thread_cache.cpp",
+        ),
+        Mutant(
+            "a thread keeps as much as its sizes once filled",
+            "pool/cache/magazine.hpp",
+            "max_of(most_at_miss, most_kept / 2)",
+            "most_kept",
+            finder="tests/pool/thread_cache.cpp",
+        ),
+        Mutant(
+            "each miss after a return counts as one of a size that repeats",
+            "pool/cache/front.hpp",
+            "      of_stream.was_returned[k] = m.count != 0;",
+            "      of_stream.was_returned[k] = true;",
             finder="tests/pool/thread_cache.cpp",
         ),
         Mutant(

@@ -158,7 +158,7 @@ TEST_CASE("fallback_to gives a deferred block back before it asks the fallback f
 }
 
 TEST_CASE("fallback_to takes a default stream for that of its upstream in both resources",
-          "[policy][fallback_to]") {
+          "[policy][fallback_to][pages]") {
   sim_machine const machine{sim_options{.devices = 2}};
   bool const is_recorded = GENERATE(false, true);
   auto const try_on = [&](auto other, int current) {

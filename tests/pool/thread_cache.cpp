@@ -410,6 +410,17 @@ TEST_CASE("thread_cache returns the blocks of streams it no longer uses to the p
   memory.deallocate(*streams.back(), blocks.back(), 1_MiB);
 }
 
+namespace {
+std::size_t bytes_in_caches(auto& memory) {
+  std::size_t bytes = 0;
+  auto const look = [&](detail::growth_lock const&, auto&, auto& front, auto&, auto&) {
+    bytes = front.idle().bytes;
+  };
+  nearest(memory, pool_call::inspect{look});
+  return bytes;
+}
+}  // namespace
+
 TEST_CASE(
     "a request above 32 KiB that misses returns what the thread caches of such sizes, if it is over 2 MiB",
     "[pool]") {
@@ -429,14 +440,7 @@ TEST_CASE(
     memory.deallocate(stream, blocks.back(), rows[blocks.size() - 1]);
     blocks.pop_back();
   };
-  auto const counted_as_cached = [&] {
-    std::size_t bytes = 0;
-    auto const look = [&](detail::growth_lock const&, auto&, auto& front, auto&, auto&) {
-      bytes = front.idle().bytes;
-    };
-    nearest(memory, pool_call::inspect{look});
-    return bytes;
-  };
+  auto const counted_as_cached = [&] { return bytes_in_caches(memory); };
 
   while (blocks.size() > 5) free_last();  // 2,208 KiB: more than 2 MiB
   CHECK(memory->state().inactive_split_bytes == rest);
@@ -463,6 +467,64 @@ TEST_CASE(
   CHECK(memory->state().live == 0);
   memory.empty_cache();
   CHECK(memory->state().reserved == 0);
+}
+
+TEST_CASE("a thread keeps what it caches above 32 KiB while the misses ask for the sizes that were returned",
+          "[pool]") {
+  sim_machine const machine(plain(256_MiB));
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  test_stream const stream(machine.driver());
+  // Allocates and frees some rows of 544 to 768 KiB, each of another class.
+  auto const cache_rows = [&](std::size_t first, unsigned of_each) {
+    std::vector<std::pair<void*, std::size_t>> blocks;
+    for (std::size_t i = first; i < 8; ++i) {
+      for (unsigned n = 0; n < of_each; ++n) {
+        std::size_t const bytes = 544_KiB + i * 32_KiB;
+        blocks.emplace_back(memory.allocate(stream, bytes), bytes);
+      }
+    }
+    for (auto const& [p, bytes] : blocks) memory.deallocate(stream, p, bytes);
+  };
+  std::vector<std::pair<void*, std::size_t>> missed;
+  auto const miss = [&](std::size_t bytes) { missed.emplace_back(memory.allocate(stream, bytes), bytes); };
+
+  cache_rows(4, 1);
+  CHECK(bytes_in_caches(memory) == 2880_KiB);
+  miss(64_KiB);
+  CHECK(bytes_in_caches(memory) == 0);
+  cache_rows(4, 1);  // misses, and asks for what was returned
+  miss(96_KiB);
+  CHECK(bytes_in_caches(memory) == 2880_KiB);
+  cache_rows(0, 2);  // 10,496 KiB: more than twice what was returned
+  miss(128_KiB);
+  CHECK(bytes_in_caches(memory) == 0);
+  miss(160_KiB);  // asks for another size
+  cache_rows(0, 1);
+  CHECK(bytes_in_caches(memory) == 5248_KiB);
+  miss(192_KiB);
+  CHECK(bytes_in_caches(memory) == 0);
+  for (auto const& [p, bytes] : missed) memory.deallocate(stream, p, bytes);
+}
+
+TEST_CASE("a thread that replaces blocks at random seldom returns what it caches", "[pool][pages]") {
+  sim_machine const machine(sim_options{.backing = sim_backing::address_only});
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  test_stream const stream(machine.driver());
+  std::mt19937 random(3);
+  std::vector<std::pair<void*, std::size_t>> blocks(64);
+  std::size_t before = 0;
+  int returns = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    auto& [p, bytes] = blocks[random() % blocks.size()];
+    if (p != nullptr) memory.deallocate(stream, p, bytes);
+    bytes = (std::size_t{256} << random() % 10) + random() % 4 * (std::size_t{64} << random() % 10);
+    p = memory.allocate(stream, bytes);
+    std::size_t const now = bytes_in_caches(memory);
+    if (now + 1_MiB < before) ++returns;
+    before = now;
+  }
+  CHECK(returns < 40);
+  for (auto const& [p, bytes] : blocks) memory.deallocate(stream, p, bytes);
 }
 
 TEST_CASE("local_caches.find returns a thread's cache of each of 1000 pools and none of a destroyed pool",

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "driver/absent_capabilities.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/report/memory_stats.hpp"
@@ -137,7 +138,8 @@ TEST_CASE("memory_stats reports reserved memory separately for small and large b
 TEST_CASE("memory_stats inactive_split has the same peak and totals, however often it is read",
           "[report][stats]") {
   std::size_t const sizes = GENERATE(11, 14, 16);  // up to 1, 8 and 32 MiB
-  bool const is_tight = sizes == 16;
+  // Over blocks, trim() counts as one step with a call before it that threw, unless they are read in between.
+  bool const is_tight = sizes == 16 && !tarn_test::is_absent("pages");
   auto const totals_of = [=](bool reads_often) {
     sim_machine const machine{
         sim_options{.capacity = is_tight ? 192_MiB : 16_GiB, .backing = sim_backing::address_only}};

@@ -255,7 +255,7 @@ class slow_path {
     // Return cached blocks first: they may coalesce with their neighbours.
     bool const is_above_runs =
         request.where == zone::smaller && !request.in_run && !is_captured_id(request.id);
-    if (is_above_runs && position.of_stream != nullptr) front_.return_unused(position);
+    if (is_above_runs && position.of_stream != nullptr) front_.return_unused(position, request.size_class);
     std::size_t cached_bytes = 0;
     void* const cached = position.of_stream != nullptr && request.where != zone::smaller
                              ? front_.take_large(position, cached_bytes)

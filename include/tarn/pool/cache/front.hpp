@@ -127,12 +127,13 @@ class front {
     return p;
   }
 
-  /// Returns the blocks above run_limit to the heap if there are more than most_at_miss bytes of them: a
-  /// request of such a class was not served. Not for a captured stream.
-  void return_unused(cache_position const& at) noexcept {
+  /// Returns the blocks above run_limit to the heap if there are more of them than may_keep(): a request of
+  /// such a class was not served. Not for a captured stream.
+  void return_unused(cache_position const& at, unsigned size_class) noexcept {
     at.cache->lock.enter();
     std::size_t const bytes = at.of_stream->bytes_of_classes(run_class_count);
-    if (bytes > most_at_miss && is_open(at)) {
+    if (bytes > at.of_stream->may_keep(size_class) && is_open(at)) {
+      at.of_stream->returned_bytes = bytes;
       at.cache->count_held(0, bytes);
       return_classes(*at.of_stream, at.id, run_class_count);
     }
@@ -592,6 +593,7 @@ class front {
   void return_classes(stream_cache& of_stream, stream_id id, unsigned first) noexcept {
     for (unsigned k = first; k < class_count; ++k) {
       magazine& m = of_stream.magazines[k];
+      of_stream.was_returned[k] = m.count != 0;
       if (m.count != 0) heap_.put(id, of_stream.stream, k, m.blocks, detail::exchange(m.count, 0));
     }
   }

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "tarn/core/config.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
@@ -51,8 +52,8 @@ static_assert(
 }
 
 /// How much of the classes above run_limit a thread may keep of a stream when a request of such a class
-/// misses, bytes. Rows that grow from step to step never hit, and what waits for their old sizes keeps free
-/// neighbours apart. Figures are in bench/README.md, "The numbers of the growth".
+/// misses, bytes; more where sizes repeat. Rows that grow from step to step never hit, and what waits for
+/// their old sizes keeps free neighbours apart. Figures are in bench/README.md, "The numbers of the growth".
 inline constexpr std::size_t most_at_miss = 2_MiB;
 
 /// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers
@@ -123,6 +124,9 @@ struct stream_cache {
   std::size_t newest_bytes = 0;
   large_magazine of_capture;  ///< empty unless the stream is captured
   magazine magazines[class_count];
+  std::size_t most_kept = most_at_miss;     ///< see may_keep()
+  std::size_t returned_bytes = 0;           ///< at the last miss of a class above run_limit
+  bool was_returned[class_count + 1] = {};  ///< by the last call that returned any; the last is false
 
   stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
   stream_cache& operator=(stream_cache&&) = delete;
@@ -145,6 +149,14 @@ struct stream_cache {
     std::size_t sum = 0;
     for (unsigned k = first; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
     return sum;
+  }
+  /// Bytes of the classes above run_limit that may stay although a request for one of them misses: twice what
+  /// the last miss returned if this one asks for a class that it returned, since the sizes repeat. Else half
+  /// of what might stay before, at least most_at_miss.
+  [[nodiscard]] std::size_t may_keep(unsigned missed) noexcept {
+    if (std::size_t const before = detail::exchange(returned_bytes, 0); before != 0)
+      most_kept = was_returned[missed] ? 2 * before : max_of(most_at_miss, most_kept / 2);
+    return most_kept;
   }
   /// Host memory of the magazines, bytes.
   [[nodiscard]] std::size_t host_bytes() const noexcept {
