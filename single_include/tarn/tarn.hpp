@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_bc8490fe
+#define TARN_NAMESPACE tarn::inline v0_2_0_d34bdedb
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -22832,8 +22832,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     if constexpr (detail::records_streams<Resource>) {
       nearest(resource, use);
     } else {
-      if (is_captured({use.stream, use.bytes})) in_graphs_.insert(use.p);
-      used_.insert(use.p);
+      (is_captured({use.stream, use.bytes}) ? in_graphs_ : used_).insert(use.p);
     }
   }
 

@@ -1324,8 +1324,8 @@ PLANTED = {
         Mutant(
             "a source gets a block back that was used in a capture and freed outside it",
             "policy/fallback_to.hpp",
-            "      if (is_captured({use.stream, use.bytes})) in_graphs_.insert(use.p);\n",
-            "",
+            "(is_captured({use.stream, use.bytes}) ? in_graphs_ : used_)",
+            "used_",
             finder="tests/policy/fallback_to.cpp",
         ),
         Mutant(

@@ -165,8 +165,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     if constexpr (detail::records_streams<Resource>) {
       nearest(resource, use);
     } else {
-      if (is_captured({use.stream, use.bytes})) in_graphs_.insert(use.p);
-      used_.insert(use.p);
+      (is_captured({use.stream, use.bytes}) ? in_graphs_ : used_).insert(use.p);
     }
   }
 
