@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import read_results as results  # noqa: E402
 import summary  # noqa: E402
 
-WORDS = {"one": "1", "two": "2", "three": "3", "five": "5", "seven": "7", "nine": "9", "ten": "10", "twice": "2"}
+WORDS = {"one": "1", "two": "2", "three": "3", "five": "5", "seven": "7", "nine": "9", "ten": "10", "twelve": "12", "twice": "2"}
 
 
 def of_gpu(rows, **keys):
@@ -50,9 +50,9 @@ def less(peer, mine):
 
 def of_traces():
     """Recorded traces replayed, one pool after the other and in turn."""
-    newest = results.newest_commit(results.replay())
-    mine, peers = ({row["trace"]: row for row in of_gpu(results.replay(), pool=pool, commit=newest)} for pool in ("tarn_tracked", "torch_expandable"))
-    bins = of_gpu(results.replay(), pool="rmm_binning", commit=newest)
+    replayed = results.of_newest_run(results.replay())
+    mine, peers = ({row["trace"]: row for row in of_gpu(replayed, pool=pool)} for pool in ("tarn_tracked", "torch_expandable"))
+    bins = of_gpu(replayed, pool="rmm_binning")
     turns, turns_of_peer = ({row["trace"]: row for row in of_gpu(results.in_turn(), pool=pool, threads=1)} for pool in ("tarn_tracked", "torch_expandable"))
     uploading, = of_gpu(results.in_turn(), pool="tarn_tracked", trace="torch_prefetch")
     programs, programs_of_peer = (of_gpu(results.workloads(), pool=pool) for pool in ("tarn_tracked", "torch_expandable"))
@@ -71,10 +71,8 @@ def of_traces():
         "traces": len(mine),
         "traces.peer_holds_less": sum(less(peers[trace], row) > 0 for trace, row in mine.items()),
         "peer_less.amrex": less(peers["amrex_regrid"], mine["amrex_regrid"]),
-        "peer_less.resnet50": less(peers["resnet50_train"], mine["resnet50_train"]),
+        "peer_less.serving": less(peers["llm_serving"], mine["llm_serving"]),
         "in_turn.peer_less.amrex": less(turns_of_peer["amrex_regrid"], turns["amrex_regrid"]),
-        "in_turn.peer_less.bert": less(turns_of_peer["bert_recompute"], turns["bert_recompute"]),
-        "in_turn.peer_less.serving": less(turns_of_peer["llm_serving"], turns["llm_serving"]),
         "in_turn.amrex": turns["amrex_regrid"]["cold"],
         "in_turn.wav2vec": turns["wav2vec"]["cold"],
         "in_turn.prefetch": uploading["cold"],

@@ -85,13 +85,18 @@ def main():
                "a            2  tarn_tracked        0.800  0.62 (0.50 to 0.75)  0.25 (0.25 to 0.38)" in (folder / "summary.txt").read_text())
         lines, used = summary.readme_replay(results.replay(folder))
         expect("a conversion is listed with its copy", "convert/a/b  3,000  4,000   0.75" in text and "peer_copy" not in text)
-        later = replayed("tarn_tracked", "b", commit="def", date="2026-01-03T03:04Z")
-        (folder / "replay_tarn.jsonl").write_text(whole + "\n" + later)
-        rows = results.replay(folder)
-        newest = results.newest_commit(rows)
-        expect("the README takes the figures of the commit that was replayed last",
-               newest == "def" and [row["trace"] for row in results.of_newest_run(rows, newest)] == ["b"])
-        expect("without a replay on a GPU all figures count", results.newest_commit(results.hot_paths(folder)) is None)
+        later = [replayed("tarn_tracked", "b", date="2026-01-03T03:04Z"), replayed("rmm_pool", "b", date="2026-01-03T01:02Z", commit="def"),
+                 replayed("rmm_pool", "c", date="2026-01-03T05:06Z", gpu="another"), replayed("rmm_pool", "d", date="2026-01-04T05:06Z")]
+        (folder / "replay_tarn.jsonl").write_text("\n".join([whole, *later]))
+        expect("the README takes the figures of the day and the GPU of tarn's newest row, of the peers' too",
+               [(row["pool"], row["trace"]) for row in results.of_newest_run(results.replay(folder))] == [("tarn_tracked", "b"), ("rmm_pool", "b")])
+        again = replayed("tarn_tracked", "a", cold_ns_per_event=90, warm_ns_per_event=60, peak_reserved=2**31 + 2**20)
+        (folder / "replay_tarn.jsonl").write_text(whole + "\n" + again)
+        row, = (row for row in results.replay(folder) if row["pool"] == "tarn_tracked")
+        expect("of a row that was measured twice the later counts, with the lesser times",
+               (row["cold_ns_per_event"], row["warm_ns_per_event"], row["peak_reserved"]) == (90, 50, 2**31 + 2**20))
+        pairs = results.hot_paths(folder)
+        expect("without a row of a GPU all figures count", results.of_newest_run(pairs[1:]) == pairs[1:] and len(pairs) == 3)
         expect("the README compares rows of both allocators", len(lines) == 2 and len(used) == 2 and lines[1][-3] == "0.50")
 
 

@@ -158,8 +158,7 @@ def main():
     # The real device where it was measured; else the simulated one, beside the allocators of the host.
     replay = [row for row in replay if row["device"] == "cuda"] or replay
     hot = [row for row in hot if row["device"] == "cuda"] or hot
-    newest = results.newest_commit(replay)
-    replay, hot = results.of_newest_run(replay, newest), results.of_newest_run(hot, newest)
+    replay, hot = results.of_newest_run(replay), results.of_newest_run(hot)
     plt.rcParams.update({"font.family": "DejaVu Sans", "font.size": 10, "svg.fonttype": "none"})
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15.5, 5.6), gridspec_kw={"width_ratios": [1.4, 1, 1]})
     seen = set()

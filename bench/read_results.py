@@ -36,6 +36,10 @@ POOLS = {
 }
 
 
+# Of a row that was measured several times, the least of these counts: what else runs on a shared machine only adds to them.
+TIMES = ("cold_ns_per_event", "warm_ns_per_event", "ns_per_pair")
+
+
 def number(value, digits=0):
     return "-" if value is None else f"{value:,.{digits}f}"
 
@@ -71,12 +75,14 @@ def rows_of(path):
 
 
 def read(results, prefix, keys):
-    """Rows of results/PREFIX*.jsonl that have all keys; of two rows with the same values of them the later counts."""
+    """Rows of results/PREFIX*.jsonl that have all keys; of two rows with the same values of them the later counts, with the lesser times."""
     found = {}
     for path in sorted(pathlib.Path(results).glob(prefix + "*.jsonl")):
         for row in rows_of(path):
             if all(key in row for key in keys):
-                found[tuple(row[key] for key in keys)] = row
+                values = tuple(row[key] for key in keys)
+                times = {time: [one[time] for one in (row, found.get(values, {})) if one.get(time) is not None] for time in TIMES}
+                found[values] = {**row, **{time: min(measured) for time, measured in times.items() if measured and time in row}}
     return list(found.values())
 
 
@@ -125,15 +131,18 @@ def instructions(results=RESULTS):
         return {}
 
 
-def of_newest_run(rows, newest):
-    """The rows of the commit that `newest` is of: figures that stand side by side come from one run. All, where `newest` is null."""
-    return rows if newest is None else [row for row in rows if row.get("commit") == newest]
+def of_newest_run(rows):
+    """The rows of the GPU and the day of tarn's newest row on a GPU, since figures that stand side by side come from one run: a peer's do not
+    depend on tarn's commit. All, where there is no such row."""
+    mine = [row for row in rows if row.get("device") == "cuda" and row.get("pool", "tarn").startswith("tarn")]
+    if not mine:
+        return rows
 
+    def run(row):
+        return row.get("gpu"), str(row.get("date"))[:10]
 
-def newest_commit(rows):
-    """The commit of the latest replay of device_pool on a GPU; null where there is none."""
-    mine = [row for row in rows if row.get("pool") == "tarn_tracked" and row.get("device") == "cuda"]
-    return max(mine, key=lambda row: str(row.get("date")))["commit"] if mine else None
+    newest = run(max(mine, key=lambda row: str(row.get("date"))))
+    return [row for row in rows if run(row) == newest]
 
 
 def measured_on(rows):

@@ -340,42 +340,42 @@ def picture(replayed, hot):
         f'<text x="20" y="{height - 12}" font-size="11" fill="#555">{"; ".join(measured)}</text>', "</svg>", ""])
 
 
-def between_markers(page, parts, used):
-    """The text of a page with the parts, and where they were measured, between its markers."""
+def measured(parts, used):
+    """The parts, and below them where their rows were measured."""
+    return parts + ["Measured on " + "; ".join(results.measured_on(used)) + "."] if used else parts
+
+
+def between_markers(page, parts):
+    """The text of a page with the parts between its markers."""
     text = page.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         sys.exit(f"{page} has no pair of markers: {BEGIN} ... {END}")
     before, rest = text.split(BEGIN)
-    parts = parts + ["Measured on " + "; ".join(results.measured_on(used)) + "."]
     return before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.split(END)[1]
 
 
 def pages(folder):
     """(file, its text with the figures of the folder) of each document that has tables, and of the picture."""
-    newest = results.newest_commit(results.replay(folder))
-
-    def of_one_run(rows):
-        return results.of_newest_run(rows, newest)
-
-    replayed = of_one_run(results.replay(folder))
-    hot_paths = of_one_run(results.hot_paths(folder))
+    replayed, in_turn, hot_paths, moving, survival = (results.of_newest_run(read(folder)) for read in (
+        results.replay, results.in_turn, results.hot_paths, results.moving, results.survival))
     if drawn := picture(replayed, hot_paths):
         yield folder / "allocators.svg", drawn
-    replay, used = readme_replay(replayed, of_one_run(results.in_turn(folder)))
+    replay, used = readme_replay(replayed, in_turn)
     parts = [markdown(replay)] if len(replay) > 1 else []
     if (pathlib.Path(folder) / "overview.png").exists():
         parts.append("![Utilisation against time per event; cost against live blocks; cost against threads](bench/results/overview.png)")
-    yield README, between_markers(README, parts, used)
+    yield README, between_markers(README, measured(parts, used))
 
-    hot, used_hot = readme_hot(hot_paths)
-    moved, used_moved = readme_moving(of_one_run(results.moving(folder)))
-    parts = [markdown(lines) for lines in (hot, moved) if len(lines) > 1]
-    capped = [row for row in of_one_run(results.survival(folder)) if row["device"] == "cuda"]
+    parts = []
+    for lines, used in (readme_hot(hot_paths), readme_moving(moving)):
+        if len(lines) > 1:
+            parts += measured([markdown(lines)], used)
+    capped = [row for row in survival if row["device"] == "cuda"]
     if any(not row["pool"].startswith("tarn") for row in capped):
-        parts.append("Out of memory, on the GPU with a ballast beside it:\n\n" + markdown(survivors(capped)))
-    yield BENCH_README, between_markers(BENCH_README, parts, used_hot + used_moved)
+        parts += measured(["Out of memory, on the GPU with a ballast beside it:", markdown(survivors(capped))], capped)
+    yield BENCH_README, between_markers(BENCH_README, parts)
     for page, tables, used in client_tables.pages(folder):
-        yield page, between_markers(page, [markdown(lines) for lines in tables], used)
+        yield page, between_markers(page, measured([markdown(lines) for lines in tables], used))
 
 
 def readme(folder):
