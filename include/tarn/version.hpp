@@ -14,4 +14,4 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_d34bdedb
+#define TARN_NAMESPACE tarn::inline v0_2_0_7912ec55

@@ -51,7 +51,7 @@
 // Errors of another version are caught by their standard type.
 
 #define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
-#define TARN_NAMESPACE tarn::inline v0_2_0_d34bdedb
+#define TARN_NAMESPACE tarn::inline v0_2_0_7912ec55
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -22710,7 +22710,7 @@ struct fallback_to {
 /// band. While none is live, a deallocation costs three more relaxed loads. A default stream is the one that
 /// the upstream takes it for, also in the fallback. A block of a resource without a pool that was allocated,
 /// recorded or freed while its stream was captured is freed when the layer ends: a graph may use it until
-/// then. Thread-safe.
+/// then. Frees on some streams are not noticed outside scopes; see capture_watch. Thread-safe.
 template <class Upstream, class Other>
 class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, Upstream> {
   using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;
@@ -22755,7 +22755,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     // capture forbids it, the block is deferred here.
     if (used_.erase(p) && !in_graph && detail::may_run(detail::wait_for_all_work(driver()))) [[unlikely]]
       return put_aside(deferred_, r, p);
-    if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    if (!in_graph && deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
       free_deferred();
     if (in_graph) [[unlikely]]
       return put_aside(kept_, r, p);
@@ -22802,14 +22802,21 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
                ? stream_ref::from(stream.handle(), id)
                : stream;
   }
+  /// Of an allocation: its stream exists, so the driver may be asked about the handle.
   [[nodiscard]] bool is_captured(request const& r) const noexcept {
     stream_ref const on = named_stream(r.stream);
-    return !r.is_synchronous() && detail::is_freed_in_capture(driver(), on, on.id());
+    return !r.is_synchronous() &&
+           detail::is_freed_in_capture(driver(), stream_ref::from(on.handle()), on.id());
+  }
+  [[nodiscard]] bool is_named_in_capture(request const& r) const noexcept {
+    stream_ref const on = named_stream(r.stream);
+    return (!r.is_synchronous() && detail::is_freed_in_capture(driver(), on, on.id())) ||
+           (on.id() != stream_ref::unknown_id && detail::captured_handles::find(on.handle()) == on.id());
   }
   [[nodiscard]] bool may_be_in_graph(request const& r, void const* p) noexcept {
     bool const has_pool =
         blocks_.contains(p) ? detail::records_streams<Other> : detail::records_streams<Upstream>;
-    return !has_pool && (in_graphs_.erase(p) || is_captured(r));
+    return !has_pool && (in_graphs_.erase(p) || is_named_in_capture(r));
   }
   /// Notes that a new block is of the fallback, or for a graph that no pool knows of.
   template <class Resource>
@@ -22832,7 +22839,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     if constexpr (detail::records_streams<Resource>) {
       nearest(resource, use);
     } else {
-      (is_captured({use.stream, use.bytes}) ? in_graphs_ : used_).insert(use.p);
+      (is_named_in_capture({use.stream, use.bytes}) ? in_graphs_ : used_).insert(use.p);
     }
   }
 
@@ -26400,7 +26407,7 @@ class graph_memory {
 /// replayed on another stream.
 ///
 /// A stream that joins the capture is recognised when the thread that opened the scope allocates on it. Name
-/// it with join() before another thread uses it, before it only frees, and if the thread has several scopes
+/// it with join() before another thread uses it, if it only frees or is recorded, and if two scopes are
 /// open. That thread captures nothing else meanwhile, and all its calls of the pool ask whether their stream
 /// joined: a pair on a stream that did not costs 134 ns there, 65 without a scope (H200). Other threads use
 /// the pool as before, at the same cost; a bare handle costs one driver call more (20 ns).

@@ -1310,8 +1310,29 @@ PLANTED = {
         Mutant(
             "a source gets a block back that was freed in a capture",
             "policy/fallback_to.hpp",
-            "(in_graphs_.erase(p) || is_captured(r))",
+            "(in_graphs_.erase(p) || is_named_in_capture(r))",
             "in_graphs_.erase(p)",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "a source gets a block back that a capture allocated on a stream of known identity that tarn did not make",
+            "policy/fallback_to.hpp",
+            "detail::is_freed_in_capture(driver(), stream_ref::from(on.handle()), on.id());",
+            "detail::is_freed_in_capture(driver(), on, on.id());",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "a source gets a block back that was freed in a scope on a stream of known identity that tarn did not make",
+            "policy/fallback_to.hpp",
+            "(on.id() != stream_ref::unknown_id && detail::captured_handles::find(on.handle()) == on.id());",
+            "false;",
+            finder="tests/policy/fallback_to.cpp",
+        ),
+        Mutant(
+            "fallback_to waits for an earlier block inside a capture without a scope",
+            "policy/fallback_to.hpp",
+            "    if (!in_graph && deferred_count_",
+            "    if (deferred_count_",
             finder="tests/policy/fallback_to.cpp",
         ),
         Mutant(
@@ -1324,7 +1345,7 @@ PLANTED = {
         Mutant(
             "a source gets a block back that was used in a capture and freed outside it",
             "policy/fallback_to.hpp",
-            "(is_captured({use.stream, use.bytes}) ? in_graphs_ : used_)",
+            "(is_named_in_capture({use.stream, use.bytes}) ? in_graphs_ : used_)",
             "used_",
             finder="tests/policy/fallback_to.cpp",
         ),

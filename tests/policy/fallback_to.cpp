@@ -5,10 +5,12 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "driver/driver_of_others.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/policy/accessible_from.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
@@ -211,12 +213,13 @@ TEST_CASE("fallback_to takes a default stream for that of its upstream in both r
   }
 }
 
-TEST_CASE("fallback_to keeps a block that a capture used for the graph, where no pool does",
-          "[policy][fallback_to]") {
+TEMPLATE_TEST_CASE("fallback_to keeps a block that a capture used for the graph, where no pool does",
+                   "[policy][fallback_to]", sim_driver, tarn_test::driver_of_others) {
   sim_machine const machine;
   {
-    auto const other = sim_pinned_host{machine.driver()};
-    auto const memory = sim_pages{machine.driver()} | limited{2_MiB} | pooled{} | fallback_to{other};
+    TestType const driver(machine.driver());
+    auto const other = basic_pinned<TestType>{driver};
+    auto const memory = basic_pages<TestType>{driver} | limited{2_MiB} | pooled{} | fallback_to{other};
     graph_memory held(memory);
     auto pool = memory;
     tarn_test::test_stream const s(machine.driver());
@@ -251,6 +254,10 @@ TEST_CASE("fallback_to keeps a block that a capture used for the graph, where no
       captured([&] { pool.record_stream(p, 4_MiB, s); });
       pool.deallocate(t, p, 4_MiB);
     }
+    SECTION("owned in the capture, on a bare handle") {
+      stream_ref const bare = stream_ref::from(stream_ref(s).handle());
+      captured([&] { device_buffer<char, decltype(pool)> const owner(pool, 4_MiB, bare); });
+    }
     CHECK(memory->fallback_blocks() == 1);
     pool.deallocate(s, pool.allocate(s, 3_MiB), 3_MiB);
     CHECK(memory->fallback_blocks() == 1);
@@ -259,4 +266,29 @@ TEST_CASE("fallback_to keeps a block that a capture used for the graph, where no
     CHECK(memory->fallback_blocks() == 1);
   }
   CHECK(machine.leaks().blocks == 0);
+}
+
+TEST_CASE("fallback_to waits for no earlier block inside a capture without a scope",
+          "[policy][fallback_to]") {
+  sim_machine const machine;
+  auto memory =
+      sim_pages{machine.driver()} | limited{4_MiB} | pooled{} | fallback_to{sim_managed{machine.driver()}};
+  tarn_test::test_stream const s(machine.driver());
+  tarn_test::test_stream const t(machine.driver());
+  tarn_test::test_stream const u(machine.driver());
+  void* const big = memory.allocate(t, 4_MiB);
+  void* const p = memory.allocate(t, 2_MiB);
+  void* const q = memory.allocate(t, 2_MiB);
+  memory.record_stream(p, 2_MiB, u);
+  {
+    graph_memory held(memory);
+    capture_scope const scope(held, s);
+    memory.deallocate(t, p, 2_MiB);  // an open scope forbids the wait: deferred
+  }
+  REQUIRE(machine.begin_capture(s).ok());
+  memory.deallocate(s, q, 2_MiB);
+  sim_graph graph;
+  CHECK(machine.end_capture(s, graph).ok());
+  CHECK(machine.invalidated_captures() == 0);
+  memory.deallocate(t, big, 4_MiB);
 }

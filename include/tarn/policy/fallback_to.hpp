@@ -14,6 +14,7 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/captured_handles.hpp"
 #include "tarn/policy/block_set.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
@@ -43,7 +44,7 @@ struct fallback_to {
 /// band. While none is live, a deallocation costs three more relaxed loads. A default stream is the one that
 /// the upstream takes it for, also in the fallback. A block of a resource without a pool that was allocated,
 /// recorded or freed while its stream was captured is freed when the layer ends: a graph may use it until
-/// then. Thread-safe.
+/// then. Frees on some streams are not noticed outside scopes; see capture_watch. Thread-safe.
 template <class Upstream, class Other>
 class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, Upstream> {
   using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;
@@ -88,7 +89,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     // capture forbids it, the block is deferred here.
     if (used_.erase(p) && !in_graph && detail::may_run(detail::wait_for_all_work(driver()))) [[unlikely]]
       return put_aside(deferred_, r, p);
-    if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    if (!in_graph && deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
       free_deferred();
     if (in_graph) [[unlikely]]
       return put_aside(kept_, r, p);
@@ -135,14 +136,21 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
                ? stream_ref::from(stream.handle(), id)
                : stream;
   }
+  /// Of an allocation: its stream exists, so the driver may be asked about the handle.
   [[nodiscard]] bool is_captured(request const& r) const noexcept {
     stream_ref const on = named_stream(r.stream);
-    return !r.is_synchronous() && detail::is_freed_in_capture(driver(), on, on.id());
+    return !r.is_synchronous() &&
+           detail::is_freed_in_capture(driver(), stream_ref::from(on.handle()), on.id());
+  }
+  [[nodiscard]] bool is_named_in_capture(request const& r) const noexcept {
+    stream_ref const on = named_stream(r.stream);
+    return (!r.is_synchronous() && detail::is_freed_in_capture(driver(), on, on.id())) ||
+           (on.id() != stream_ref::unknown_id && detail::captured_handles::find(on.handle()) == on.id());
   }
   [[nodiscard]] bool may_be_in_graph(request const& r, void const* p) noexcept {
     bool const has_pool =
         blocks_.contains(p) ? detail::records_streams<Other> : detail::records_streams<Upstream>;
-    return !has_pool && (in_graphs_.erase(p) || is_captured(r));
+    return !has_pool && (in_graphs_.erase(p) || is_named_in_capture(r));
   }
   /// Notes that a new block is of the fallback, or for a graph that no pool knows of.
   template <class Resource>
@@ -165,7 +173,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     if constexpr (detail::records_streams<Resource>) {
       nearest(resource, use);
     } else {
-      (is_captured({use.stream, use.bytes}) ? in_graphs_ : used_).insert(use.p);
+      (is_named_in_capture({use.stream, use.bytes}) ? in_graphs_ : used_).insert(use.p);
     }
   }
 

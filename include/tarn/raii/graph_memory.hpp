@@ -86,7 +86,7 @@ class graph_memory {
 /// replayed on another stream.
 ///
 /// A stream that joins the capture is recognised when the thread that opened the scope allocates on it. Name
-/// it with join() before another thread uses it, before it only frees, and if the thread has several scopes
+/// it with join() before another thread uses it, if it only frees or is recorded, and if two scopes are
 /// open. That thread captures nothing else meanwhile, and all its calls of the pool ask whether their stream
 /// joined: a pair on a stream that did not costs 134 ns there, 65 without a scope (H200). Other threads use
 /// the pool as before, at the same cost; a bare handle costs one driver call more (20 ns).
