@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -221,9 +222,10 @@ class user {
     bool is_open = false;
     unsigned calls = 0;  ///< of threads that are inside one for this capture
     std::vector<block*> used;
-    std::vector<block*> writes, reads;  ///< of those, if contents are watched
-    bool reads_freed = false;           ///< it reads blocks that it frees, and that were there before
-    bool has_lost_contents = false;     ///< of those: it cannot be launched any more
+    std::map<block const*, stream_number> used_on;  ///< the last stream of each in the capture
+    std::vector<block*> writes, reads;              ///< of those, if contents are watched
+    bool reads_freed = false;        ///< it reads blocks that it frees, and that were there before
+    bool has_lost_contents = false;  ///< of those: it cannot be launched any more
     std::vector<graph_memory_of_user*> memories;  ///< besides its own, those whose blocks it frees
     std::vector<stream_number> after;             ///< of uses of the blocks that it frees
   };

@@ -265,9 +265,12 @@ inline void user::use_in_capture(operation const& o, block& b, stream_number s) 
   if (b.in == g) {
     if (!order_in_capture(b.last, s)) return;
     b.last = s;
-  } else if (std::find(g->used.begin(), g->used.end(), &b) == g->used.end()) {
-    g->used.push_back(&b);
-    ++b.graphs;
+  } else {
+    bool const is_first = std::find(g->used.begin(), g->used.end(), &b) == g->used.end();
+    if (!is_first && !order_in_capture(g->used_on[&b], s)) return;
+    g->used_on[&b] = s;
+    if (is_first) g->used.push_back(&b);
+    if (is_first) ++b.graphs;
   }
   bool const before = b.written;
   bool reads = o.how % 4 == 1;
@@ -301,6 +304,7 @@ inline bool user::free_in_capture(block_slot& slot, stream_number s, unsigned ho
   } else {
     bool const used_here = std::find(g->used.begin(), g->used.end(), &b) != g->used.end();
     if (b.graphs != (used_here ? 1 : 0)) return false;
+    if (used_here && !order_in_capture(g->used_on[&b], s)) return false;
     std::erase(g->used, &b);
     g->reads_freed = std::erase(g->reads, &b) != 0 || g->reads_freed;
     std::erase(g->writes, &b);
