@@ -733,7 +733,7 @@ TEST_CASE("a description that is replayed after its exporter has ended is refuse
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("send_block says that the other process refused the block", "[raii][sharing][pages]") {
+TEST_CASE("send_block says that the other process refused the block", "[raii][sharing][pages][no_emulator]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   void* const p = memory.allocate({}, 4_MiB);
