@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -210,6 +209,12 @@ class user {
     stream_number stream = 0;
     bool is_known = false;  ///< to the pool
   };
+  /// A block of before a capture that it uses, and the stream of its last use there.
+  struct captured_use {
+    block* it = nullptr;
+    stream_number on = 0;
+    friend bool operator==(captured_use const& use, block const* b) { return use.it == b; }
+  };
   /// A graph that is captured, or was, for a graph_memory.
   struct captured_graph {
     graph_memory_of_user* memory = nullptr;
@@ -221,11 +226,10 @@ class user {
     std::vector<joined> others;
     bool is_open = false;
     unsigned calls = 0;  ///< of threads that are inside one for this capture
-    std::vector<block*> used;
-    std::map<block const*, stream_number> used_on;  ///< the last stream of each in the capture
-    std::vector<block*> writes, reads;              ///< of those, if contents are watched
-    bool reads_freed = false;        ///< it reads blocks that it frees, and that were there before
-    bool has_lost_contents = false;  ///< of those: it cannot be launched any more
+    std::vector<captured_use> used;
+    std::vector<block*> writes, reads;  ///< of those, if contents are watched
+    bool reads_freed = false;           ///< it reads blocks that it frees, and that were there before
+    bool has_lost_contents = false;     ///< of those: it cannot be launched any more
     std::vector<graph_memory_of_user*> memories;  ///< besides its own, those whose blocks it frees
     std::vector<stream_number> after;             ///< of uses of the blocks that it frees
   };

@@ -47,7 +47,7 @@ inline bool user::can_drop(graph_memory_slot const& m) const {
 inline void user::drop_memory(graph_memory_slot& m) {
   for (std::size_t g = captured_.size(); g-- > 0;) {
     if (captured_[g]->memory == m.get()) {
-      for (block* const b : captured_[g]->used) --b->graphs;
+      for (captured_use const& use : captured_[g]->used) --use.it->graphs;
       captured_.erase(captured_.begin() + static_cast<std::ptrdiff_t>(g));
     } else if (std::erase(captured_[g]->memories, m.get()) != 0) {
       captured_[g]->after.insert(captured_[g]->after.end(), m->users.begin(), m->users.end());
@@ -265,12 +265,12 @@ inline void user::use_in_capture(operation const& o, block& b, stream_number s) 
   if (b.in == g) {
     if (!order_in_capture(b.last, s)) return;
     b.last = s;
+  } else if (auto const use = std::find(g->used.begin(), g->used.end(), &b); use != g->used.end()) {
+    if (!order_in_capture(use->on, s)) return;
+    use->on = s;
   } else {
-    bool const is_first = std::find(g->used.begin(), g->used.end(), &b) == g->used.end();
-    if (!is_first && !order_in_capture(g->used_on[&b], s)) return;
-    g->used_on[&b] = s;
-    if (is_first) g->used.push_back(&b);
-    if (is_first) ++b.graphs;
+    g->used.push_back({&b, s});
+    ++b.graphs;
   }
   bool const before = b.written;
   bool reads = o.how % 4 == 1;
@@ -302,9 +302,10 @@ inline bool user::free_in_capture(block_slot& slot, stream_number s, unsigned ho
   if (b.in == g) {
     if (!order_in_capture(b.last, s)) return false;
   } else {
-    bool const used_here = std::find(g->used.begin(), g->used.end(), &b) != g->used.end();
+    auto const use = std::find(g->used.begin(), g->used.end(), &b);
+    bool const used_here = use != g->used.end();
     if (b.graphs != (used_here ? 1 : 0)) return false;
-    if (used_here && !order_in_capture(g->used_on[&b], s)) return false;
+    if (used_here && !order_in_capture(use->on, s)) return false;
     std::erase(g->used, &b);
     g->reads_freed = std::erase(g->reads, &b) != 0 || g->reads_freed;
     std::erase(g->writes, &b);
@@ -342,7 +343,8 @@ inline void user::replay(operation const& o) {
   if (g.is_open || g.calls != 0 || !streams_.runs(s)) return;
   std::vector<graph_memory_of_user*> memories = g.memories;
   memories.push_back(g.memory);
-  std::vector<block*> touched = g.used;
+  std::vector<block*> touched;
+  for (captured_use const& use : g.used) touched.push_back(use.it);
   for (block_slot const& b : blocks_) {
     if (b != nullptr && b->in == nullptr && b->of != nullptr &&
         std::find(memories.begin(), memories.end(), b->of) != memories.end())
@@ -387,7 +389,7 @@ inline void user::drop_captured(unsigned which) {
   if (captured_.empty()) return;
   captured_graph const& g = *captured_[which % captured_.size()];
   if (g.is_open || g.calls != 0) return;
-  for (block* const b : g.used) --b->graphs;
+  for (captured_use const& use : g.used) --use.it->graphs;
   captured_.erase(captured_.begin() + static_cast<std::ptrdiff_t>(which % captured_.size()));
 }
 
